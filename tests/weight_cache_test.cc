@@ -449,6 +449,15 @@ TEST(PackedBytes, AreThoseOfThisVersion) {
       {"int8", {0x3feca2537db7d050, 0x99c763d9c77b4b0c}},
       {"int4_g128", {0x0d4499ff22a7f22c, 0xe57a87211b300e24}},
       {"int4_g32", {0xd0657265c77297d5, 0x137382d1ee1675d8}},
+      {"iq1_s", {0x8c43f461fe4a97a3, 0xaa4515ee2509b0e2}},
+      {"iq1_m", {0x4ec5f702fe88c4f9, 0x51e6b6c3bd214e35}},
+      {"iq2_xxs", {0x9061b584f4753cb1, 0xfc2f1368d2c4a25a}},
+      {"iq2_xs", {0x9c819380c3feb174, 0xa5e4f5af676a9ccf}},
+      {"iq2_s", {0x5bba4b9044150925, 0xfa7fe05cae0b00b6}},
+      {"iq3_xxs", {0x121b7f73637507bc, 0xc88f62b64420f87b}},
+      {"iq3_s", {0x7991cb12e64b7f1a, 0xaab187ad6e3a0c4d}},
+      {"tq1_0", {0x2b9ee8b0f36b7870, 0x16730415b66fe3f8}},
+      {"tq2_0", {0xa7125d7f4c6d2160, 0xfc2f1368d2c4a25a}},
   };
   ThreadPool pool(1, false);
   const auto fast = ops::Ops::create(pool, cpu::kernels(), {}, {});

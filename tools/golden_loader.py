@@ -23,7 +23,7 @@ GGUF_TENSORS = {
     "token_embd.weight": (T.F16, (6, 32)), "blk.0.attn_q.weight": (T.Q4_0, (4, 64)),
     "blk.0.ffn_up.weight": (T.Q8_0, (3, 32)), "blk.0.ffn_gate_exps.weight": (T.F32, (2, 3, 5)),
     "blk.1.attn_q.weight": (T.BF16, (4, 8)), "output.weight": (T.Q6_K, (2, 256)),
-    "blk.1.odd.weight": (T.IQ2_XXS, (1, 256)), "rope_freqs.weight": (T.F32, (7,)),
+    "blk.1.odd.weight": (T.Q8_K, (1, 256)), "rope_freqs.weight": (T.F32, (7,)),
 }
 
 
@@ -83,7 +83,7 @@ def make_sharded(out, rng):
 def add_tensors(writer, rng, foreign=True):
     lines = []
     for name, (kind, shape) in GGUF_TENSORS.items():
-        if kind == T.IQ2_XXS and not foreign:
+        if kind == T.Q8_K and not foreign:
             continue
         size, bytes_ = quants.GGML_QUANT_SIZES[kind]
         row = (*shape[:-1], shape[-1] // size * bytes_)

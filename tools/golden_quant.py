@@ -9,6 +9,8 @@ the library's own encoders are measured too, and those of formats that the packa
 
 FP8 is compared with ml_dtypes' E4M3: fp8.blocks, fp8.f32 and lines of rmse.txt, all that --fp8 writes;
 INT8, a row each, with the rule of compressed-tensors, all that --int8 writes.
+The IQ and TQ formats have random blocks of their own: all that --iq writes, with lines of rmse.txt that
+hold the error of the package or, with --ggml, of the library given equal importances.
 INT4 groups are decoded by numpy, and encoded by the rule of compressed-tensors for asymmetric groups:
 int4_*.blocks and .f32 and lines of rmse.txt, all that --int4 writes.
 The formats of published safetensors files (FP8 and integers in small groups, MXFP8, NVFP4, NF4, FP4) are
@@ -16,7 +18,7 @@ decoded by numpy and ml_dtypes and encoded by the plain rules of compressed-tens
 that just cover a block; all that --published writes.
 
 Needs: pip install gguf ml_dtypes numpy. Usage: tools/golden_quant.py [--out FOLDER]
-       [--ggml libggml-base.so | --fp8 | --int4 | --int8 | --published]
+       [--iq] [--ggml libggml-base.so | --fp8 | --int4 | --int8 | --published]
 """
 import argparse
 import ctypes
@@ -33,9 +35,34 @@ F16_FIELDS = {
     T.IQ4_NL: [0], T.IQ4_XS: [0],
 }
 OTHERS = [T.F32, T.BF16, T.MXFP4]
+GRIDS = {
+    T.IQ1_S: [0], T.IQ1_M: [], T.IQ2_XXS: [0], T.IQ2_XS: [0], T.IQ2_S: [0], T.IQ3_XXS: [0],
+    T.IQ3_S: [0], T.TQ1_0: [52], T.TQ2_0: [64],
+}
 # +0, -0, least and greatest subnormal, least normal, one, greatest of both signs.
 EDGES = np.array([0x0000, 0x8000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0xFBFF], np.uint16)
 ROWS = 4096
+
+
+def put_scale_of_iq1_m(b, d):
+    """A nibble of the F16 is the upper nibble of each of the last four words."""
+    words = b[:, 48:].copy().view("<u2")
+    for i in range(4):
+        words[:, i] = (words[:, i] & 0x0FFF) | (((d >> (4 * i)) & 15) << 12)
+    b[:, 48:] = words.view(np.uint8)
+
+
+def grid_blocks_of(kind, rng):
+    b = rng.integers(0, 256, (24, quants.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
+    b[1] = 0
+    b[2] = 255
+    d = (rng.standard_normal(len(b)) * 0.05).astype(np.float16).view(np.uint16)
+    d[3:3 + len(EDGES)] = EDGES
+    for offset in GRIDS[kind]:
+        b[:, offset:offset + 2] = d.view(np.uint8).reshape(-1, 2)
+    if kind == T.IQ1_M:
+        put_scale_of_iq1_m(b, d)
+    return b
 
 
 def blocks_of(kind, rng):
@@ -88,15 +115,17 @@ def inputs(rng):
     }
 
 
-def encode_ggml(library, kind, x):
-    """x in rows of 256, as ggml_quantize_chunk encodes them without importance."""
+def encode_ggml(library, kind, x, importance=None):
+    """x in rows of 256, as ggml_quantize_chunk encodes them."""
+    if importance is not None:
+        importance = importance.ctypes.data_as(ctypes.c_void_p)
     size, bytes_ = quants.GGML_QUANT_SIZES[kind]
     out = np.zeros(x.size // size * bytes_, np.uint8)
     library.ggml_quantize_chunk.restype = ctypes.c_size_t
     library.ggml_quantize_chunk(
         ctypes.c_int(kind.value), x.ctypes.data_as(ctypes.c_void_p),
         out.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(0), ctypes.c_int64(x.size // 256),
-        ctypes.c_int64(256), ctypes.c_void_p(None))
+        ctypes.c_int64(256), importance)
     return out
 
 
@@ -114,6 +143,27 @@ def errors(rows, library):
             if library and kind not in (T.F16, T.BF16):
                 e = min(e, rmse(kind, x, encode_ggml(library, kind, x)))
             yield f"{kind.name.lower()} {name} {e:.9e}\n"
+
+
+def iq(out, library):
+    rng = np.random.default_rng(23)
+    for kind in GRIDS:
+        name = kind.name.lower()
+        b = grid_blocks_of(kind, rng)
+        (out / f"{name}.blocks").write_bytes(b.tobytes())
+        (out / f"{name}.f32").write_bytes(decode(kind, b).astype("<f4").tobytes())
+    rows = np.frombuffer((out / "input.f32").read_bytes(), "<f4").reshape(-1, ROWS)
+    names = {kind.name.lower() for kind in GRIDS}
+    lines = [s for s in (out / "rmse.txt").read_text().splitlines(True) if s.split()[0] not in names]
+    equal = np.ones(256, np.float32)
+    for kind in GRIDS:
+        for name, x in zip(inputs(np.random.default_rng(20)), rows):
+            package = kind in (T.TQ1_0, T.TQ2_0)
+            e = rmse(kind, x, quants.quantize(x, kind)) if package else np.inf
+            if library and not package:
+                e = min(e, rmse(kind, x, encode_ggml(library, kind, x, equal)))
+            lines.append(f"{kind.name.lower()} {name} {e:.9e}\n")
+    (out / "rmse.txt").write_text("".join(lines), encoding="ascii")
 
 
 def fp8(out):
@@ -306,7 +356,10 @@ def main():
     args.add_argument("--int8", action="store_true")
     args.add_argument("--int4", action="store_true")
     args.add_argument("--published", action="store_true")
+    args.add_argument("--iq", action="store_true")
     args = args.parse_args()
+    if args.iq:
+        return iq(args.out, args.ggml)
     if args.fp8:
         return fp8(args.out)
     if args.int4:
@@ -330,6 +383,7 @@ def main():
         int4(args.out, group)
     int8(args.out)
     published(args.out)
+    iq(args.out, args.ggml)
 
 
 if __name__ == "__main__":

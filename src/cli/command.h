@@ -28,6 +28,8 @@ void add_tokenize(CLI::App& program, Context& context, Action& action);
 void add_apply_template(CLI::App& program, Context& context, Action& action);
 void add_inspect(CLI::App& program, Context& context, Action& action);
 void add_convert(CLI::App& program, Context& context, Action& action);
+void add_quantize(CLI::App& program, Context& context, Action& action);
+void add_calibrate(CLI::App& program, Context& context, Action& action);
 void add_eval(CLI::App& program, Context& context, Action& action);
 void add_bench(CLI::App& program, Context& context, Action& action);
 void add_serve(CLI::App& program, Context& context, Action& action);
@@ -41,6 +43,10 @@ void add_completion(CLI::App& program, Context& context, Action& action);
 void add_man(CLI::App& program, Context& context, Action& action);
 // Adds --config to every command in --help. Called when all other options are declared.
 void add_config_options(CLI::App& program);
+// Subcommands of eval.
+void add_eval_compare(CLI::App& eval, Context& context, Action& action);
+void add_eval_quant(CLI::App& eval, Context& context, Action& action);
+void add_eval_tasks(CLI::App& eval, Context& context, Action& action);
 void add_eval_speculation(CLI::App& eval, Context& context, Action& action);
 // Subcommands of bench.
 void add_bench_serve(CLI::App& bench, Context& context, Action& action);

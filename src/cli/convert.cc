@@ -1,5 +1,6 @@
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "base/units.h"
 #include "cli/command.h"
 #include "cli/model_path.h"
+#include "cli/recipe_options.h"
 #include "loader/checkpoint.h"
 #include "quantizer/gguf_export.h"
 
@@ -17,9 +19,10 @@ namespace convert_command {
 struct Options {
   std::string input;
   std::string output;
-  std::string type = "q8_0";
+  std::string type;  // empty: q8_0, or what a target chooses
   std::string name;
   std::vector<std::string> metadata;
+  RecipeArguments recipe;
   int threads = 0;
   bool force = false;
 };
@@ -33,7 +36,13 @@ std::string name_of_folder(const std::string& path) {
 
 Status convert(const Options& o, Context& context) {
   quantizer::ExportOptions e;
-  FRESHET_ASSIGN_OR_RETURN(e.recipe, quantizer::Recipe::by_name(o.type));
+  FRESHET_ASSIGN_OR_RETURN(e.target, size_target(o.recipe));
+  if (e.target.given() && (!o.type.empty() || o.recipe.pure))
+    return invalid_argument("{} chooses the types itself: leave out {}",
+                            o.recipe.target_bpw > 0 ? "--target-bpw" : "--target-size",
+                            o.type.empty() ? "--pure" : "--type");
+  FRESHET_ASSIGN_OR_RETURN(e.recipe, quantizer::Recipe::by_name(o.type.empty() ? "q8_0" : o.type));
+  FRESHET_ASSIGN_OR_RETURN(e.overrides, recipe_overrides(o.recipe));
   for (const std::string& entry : o.metadata) {
     const size_t equals = entry.find('=');
     if (equals == 0 || equals == std::string::npos)
@@ -48,6 +57,11 @@ Status convert(const Options& o, Context& context) {
     return invalid_argument("{} exists already: --force replaces it", o.output);
   FRESHET_ASSIGN_OR_RETURN(const std::string input, resolve_model(o.input));
   FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(input));
+  FRESHET_ASSIGN_OR_RETURN(const auto imatrix, importance_matrix(o.recipe));
+  if (imatrix) {
+    e.imatrix = &*imatrix;
+    e.imatrix_file = o.recipe.imatrices.front();
+  }
   e.output = o.output;
   e.name = o.name.empty() ? name_of_folder(input) : o.name;
   const Interrupts::Handler on_interrupt(context.interrupts, [] {});
@@ -63,7 +77,8 @@ Status convert(const Options& o, Context& context) {
   progress.clear();
   for (const std::string& line : warnings) log_warning("{}", line);
   const auto bytes = std::filesystem::file_size(o.output, error);
-  context.out.print("{}: {}, {}\n", o.output, format_bytes(bytes), e.recipe.name());
+  context.out.print("{}: {}, {}\n", o.output, format_bytes(bytes),
+                    e.target.given() ? "chosen by size" : e.recipe.name());
   return {};
 }
 
@@ -74,16 +89,20 @@ void add_convert(CLI::App& program, Context& context, Action& action) {
   CLI::App* c = program.add_subcommand("convert", "Convert a Hugging Face folder to a GGUF file");
   c->add_option("input", o->input, "The Hugging Face folder")->required();
   c->add_option("-o,--output", o->output, "The .gguf file to write")->required();
-  c->add_option("--type", o->type, "Format of the weights: " + quantizer::Recipe::names())
-      ->capture_default_str();
+  c->add_option("--type", o->type,
+                "Format of the weights, by default q8_0: " + quantizer::Recipe::names());
+  add_recipe_options(*c, o->recipe);
   c->add_option("--name", o->name, "The model's name in the file (default: the folder's)");
   c->add_option("--set", o->metadata, "KEY=VALUE, metadata to set or replace (may be repeated)")
       ->allow_extra_args(false);
   c->add_option("-t,--threads", o->threads, "Worker threads (default: one per physical core)");
   c->add_flag("--force", o->force, "Replace the output if it exists");
-  add_examples(*c,
-               "  freshet convert models/tiny -o tiny-q8_0.gguf --type q8_0\n"
-               "  freshet convert models/tiny -o tiny.gguf --type q4_k --set general.license=mit");
+  add_examples(
+      *c,
+      "  freshet convert models/tiny -o tiny-q8_0.gguf --type q8_0\n"
+      "  freshet convert models/tiny -o tiny.gguf --type q4_k_m --set general.license=mit\n"
+      "  freshet convert models/tiny -o tiny.gguf --type iq4_xs --imatrix imatrix.gguf "
+      "--tensor-type attn_v=q6_k");
   c->callback([o, &context, &action] { action = [o, &context] { return convert(*o, context); }; });
 }
 

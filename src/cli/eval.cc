@@ -4,8 +4,8 @@
 
 #include "base/json.h"
 #include "base/mapped_file.h"
-#include "base/utf8.h"
 #include "cli/command.h"
+#include "cli/eval_texts.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
 #include "cli/prompts.h"
@@ -94,14 +94,6 @@ Status eval_logits(const Options& o, Context& context) {
   return {};
 }
 
-// The first `count` characters.
-std::string_view first_characters(std::string_view text, int64_t count) {
-  size_t at = 0;
-  for (int64_t i = 0; i < count && at < text.size(); ++i)
-    at += decode_utf8(text.substr(at, 4)).size;
-  return text.substr(0, at);
-}
-
 Status eval_perplexity(const Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(o.input));
   std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
@@ -145,7 +137,8 @@ Status eval_perplexity(const Options& o, Context& context) {
 }  // namespace eval_command
 
 void add_eval(CLI::App& program, Context& context, Action& action) {
-  CLI::App* c = program.add_subcommand("eval", "Evaluate a model: logits, perplexity, speculation");
+  CLI::App* c =
+      program.add_subcommand("eval", "Evaluate a model: perplexity, loss of quantisation, tasks");
   c->require_subcommand(1);
 
   auto l = std::make_shared<eval_command::Options>();
@@ -184,6 +177,9 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
                "  freshet eval perplexity smollm2 book.txt --window 512 --max-chars 60000 --json");
   perplexity->callback(
       [p, &context, &action] { action = [p, &context] { return eval_perplexity(*p, context); }; });
+  add_eval_compare(*c, context, action);
+  add_eval_quant(*c, context, action);
+  add_eval_tasks(*c, context, action);
   add_eval_speculation(*c, context, action);
 }
 

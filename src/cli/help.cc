@@ -70,6 +70,8 @@ constexpr std::pair<std::string_view, const char*> kValueNames[] = {
     {"goodput", "NAME:MS"},
     {"tokenizer", "MODEL"},
     {"parser", "NAME"},
+    {"base", "BASE"},
+    {"extract", "text|number|REGEX"},
 };
 
 std::string own_name(const CLI::Option& o) {

@@ -204,6 +204,31 @@ void print_text(const Options& o, const Checkpoint& c, const ModelSpec& spec,
 }
 
 // The fields of all branches; if two branches have the same field, the first one wins.
+json::Value metadata_json(const Checkpoint& c);
+
+// How the weights were quantised, as far as the files tell: what `freshet quantize` recorded, and
+// the name of the published layout.
+json::Object quantization_of(const Checkpoint& c) {
+  json::Object out;
+  if (c.kind() == Checkpoint::Kind::kGguf) {
+    constexpr std::string_view kKey = "freshet.quantization.";
+    const json::Value all = metadata_json(c);
+    for (const auto& [key, value] : all.as_object()) {
+      if (key.starts_with(kKey)) out[key.substr(kKey.size())] = value;
+    }
+    return out;
+  }
+  if (const json::Value* ours = c.config().find("freshet"); ours != nullptr && ours->is_object()) {
+    for (const auto& [key, value] : ours->as_object()) out[key] = value;
+  }
+  const json::Value* published = models::quantization_config(c.config());
+  for (const char* key : {"quant_method", "format"}) {
+    const json::Value* value = published == nullptr ? nullptr : published->find(key);
+    if (value != nullptr && value->is_string()) out[key] = *value;
+  }
+  return out;
+}
+
 json::Object layer_json(const LayerSpec& layer) {
   json::Object j;
   json::Array branches;
@@ -232,6 +257,7 @@ json::Value to_json(const Options& o, const Checkpoint& c, const ModelSpec& spec
   j["hidden_size"] = spec.hidden_size;
   j["max_context"] = spec.max_context;
   j["tied_embeddings"] = spec.tied_embeddings;
+  if (json::Object made = quantization_of(c); !made.empty()) j["quantization"] = std::move(made);
   j["kv_bytes_per_token_f16"] = kv_bytes_per_token(spec, ops::KvType::kF16);
   j["kv_cache_dtype"] = ops::name_of(o.kv_type);
   j["kv_bytes_per_token"] = kv_bytes_per_token(spec, o.kv_type);

@@ -14,9 +14,12 @@ Result<ModelSpec> Session::read_spec(const std::string& model) {
 
 Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
   std::unique_ptr<Session> s(new Session(options));
-  FRESHET_ASSIGN_OR_RETURN(auto compute, runtime::Compute::open(options));
-  FRESHET_ASSIGN_OR_RETURN(s->kv_type_, compute->kv_type(options.kv_cache_dtype));
-  FRESHET_ASSIGN_OR_RETURN(s->loaded_, runtime::LoadedModel::load(std::move(compute), options));
+  s->compute_ = options.compute;
+  if (s->compute_ == nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(s->compute_, runtime::Compute::open(options));
+  }
+  FRESHET_ASSIGN_OR_RETURN(s->kv_type_, s->compute_->kv_type(options.kv_cache_dtype));
+  FRESHET_ASSIGN_OR_RETURN(s->loaded_, runtime::LoadedModel::load(s->compute_, options));
   FRESHET_RETURN_IF_ERROR(s->make_cache());
   FRESHET_RETURN_IF_ERROR(
       s->loaded_->reserve({options.batch, options.logit_rows, options.context}));

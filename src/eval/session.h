@@ -17,6 +17,9 @@
 namespace freshet::eval {
 
 struct SessionOptions : runtime::LoadOptions {
+  // Of another session, which takes turns with this one; nullptr: its own. Then the options of
+  // runtime::ComputeOptions do not count.
+  std::shared_ptr<runtime::Compute> compute;
   std::string kv_cache_dtype = "auto";  // f32 in the reference path, f16 otherwise
   int sequences = 1;
   int64_t context = 0;     // tokens a sequence may grow to
@@ -33,7 +36,10 @@ class Session {
   const Model& model() const { return loaded_->model(); }
   const ops::Ops& ops() const { return loaded_->ops(); }
   std::string device() const { return loaded_->device(); }  // "cpu", or the GPU's name
-  int threads() const { return loaded_->compute().pool().size(); }
+  int threads() const { return pool().size(); }
+  ThreadPool& pool() const { return loaded_->compute().pool(); }  // idle outside run()
+  // For further sessions on the same threads and device (SessionOptions::compute).
+  std::shared_ptr<runtime::Compute> compute() const { return compute_; }
   const SessionOptions& options() const { return options_; }
   size_t weight_bytes() const { return loaded_->weight_bytes(); }
   ops::KvType kv_type() const { return kv_type_; }
@@ -57,6 +63,7 @@ class Session {
   Status make_cache();
 
   SessionOptions options_;
+  std::shared_ptr<runtime::Compute> compute_;
   std::unique_ptr<runtime::LoadedModel> loaded_;
   KvStorage cache_;
   ops::KvType kv_type_ = ops::KvType::kF16;

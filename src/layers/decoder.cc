@@ -67,7 +67,7 @@ ops::Product Decoder::head(const Matrix& logits) const {
   return head;
 }
 
-// The residual stream of a draft head (FeatureSpec).
+// The residual stream of a draft head or of a part (FeatureSpec).
 Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded) {
   const FeatureSpec& f = *spec_.features;
   const int64_t tokens = batch.tokens(), hidden = spec_.hidden_size;
@@ -79,6 +79,10 @@ Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded
     return norm_of(*spec, w);
   };
   const Matrix x = arena_.matrix(tokens, hidden);
+  if (f.use == FeatureSpec::Use::kStream) {
+    ops_.gather_rows(x, given, rows);
+    return x;
+  }
   if (joins) {
     const Scratch scratch(arena_);
     const Matrix joined = arena_.matrix(tokens, hidden + width);
@@ -317,7 +321,8 @@ void Decoder::run(Step& step, Step* last, const Matrix& logits, const Matrix& hi
                   std::span<const Matrix> boundaries) {
   rope_tables(step.batch.positions, step.cos_sin);
   if (last != nullptr) rope_tables(last->batch.positions, last->cos_sin);
-  Matrix x = embed(step);
+  const bool continues = spec_.features && spec_.features->use == FeatureSpec::Use::kStream;
+  Matrix x = continues ? Matrix{} : embed(step);
   if (spec_.features) {
     embedded_ = x;
     x = feature_stream(step.batch, embedded_);

@@ -162,12 +162,14 @@ struct LayerSpec {
 };
 
 // How a draft head (EAGLE, an MTP layer) makes its residual stream from the embedding e of a token
-// and the target's features f of the token before it.
+// and the target's features f of the token before it; or that a part of a model (models/parts.h)
+// continues the stream of the part before it.
 struct FeatureSpec {
   int width = 0;  // of the target's features
   enum class Use {
     kJoined,  // x = W [e; f]: EAGLE-1 (arXiv:2401.15077), MTP (arXiv:2412.19437)
     kPaired,  // x = W f; the first branch reads [norm(e); norm(x)]: EAGLE-3 (arXiv:2503.01840)
+    kStream,  // x = f, the residual stream itself; token ids are not read
   };
   Use use = Use::kJoined;
   bool features_first = false;  // kJoined: [f; e]

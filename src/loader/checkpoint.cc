@@ -278,6 +278,12 @@ Status Checkpoint::add(const TensorSource& tensor) {
   return {};
 }
 
+void Checkpoint::replace(const TensorSource& tensor) {
+  const auto it = index_.find(tensor.name);
+  FRESHET_CHECK(it != index_.end(), "no tensor '{}' to replace", tensor.name);
+  tensors_[it->second] = tensor;
+}
+
 const TensorSource* Checkpoint::find(std::string_view name) const {
   const auto it = index_.find(std::string(name));
   return it == index_.end() ? nullptr : &tensors_[it->second];

@@ -3,8 +3,8 @@
 // open() accepts a directory with config.json and safetensors (a single file takes precedence over
 // shards with model.safetensors.index.json), one .gguf file (or any shard of a split one), or a
 // directory that holds one GGUF model. The mapped files live as long as the Checkpoint;
-// TensorSource pointers survive moving it. Immutable after opening, so safe to read from many
-// threads.
+// TensorSource pointers survive moving it. Only replace() changes it after opening, so it is safe
+// to read from many threads.
 #pragma once
 
 #include <memory>
@@ -43,6 +43,10 @@ class Checkpoint {
   std::vector<const MappedFile*> files() const;           // files that contain tensors
   // Asks the kernel to read all weights ahead.
   void prefetch() const;
+
+  // Puts `tensor` in the place of the one with its name, which must exist. Its data must live as
+  // long as the checkpoint or until it is replaced again. Not while others read.
+  void replace(const TensorSource& tensor);
 
  private:
   Status open_hugging_face(const std::string& directory);

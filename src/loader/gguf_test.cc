@@ -104,7 +104,7 @@ TEST(Gguf, ListsTypesItCannotDecodeAndRefusesThemInUse) {
   const auto f = GgufFile::open(data_path("model.gguf"));
   ASSERT_TRUE(f.ok());
   EXPECT_EQ(f->find_tensor("blk.1.odd.weight")->usable_format().status().message(),
-            "tensor 'blk.1.odd.weight' has type IQ2_XXS, which is not supported");
+            "tensor 'blk.1.odd.weight' has type Q8_K, which is not supported");
 }
 
 TEST(Gguf, ReadsVersion2) {

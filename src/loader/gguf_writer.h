@@ -43,6 +43,9 @@ class GgufWriter {
   // `shape` has 1 to 4 dimensions, outermost first; the last one must fill whole blocks.
   Status add_tensor(std::string_view name, quant::Format format, std::vector<int64_t> shape);
 
+  // Of what comes before the tensors' bytes, once all is added and declared.
+  uint64_t head_bytes() const { return head().size(); }
+
   Status open(const std::string& path);
   Status write(std::span<const uint8_t> bytes);  // the next bytes of the declared tensors
   Status close();

@@ -38,15 +38,8 @@ Status assemble_norms(WeightReader& reader, const BranchNorms& norms, const Norm
 Status assemble_ends(WeightReader& reader, const ModelSpec& spec, ModelWeights& out) {
   const int64_t width = spec.embedding_size;
   const int64_t hidden = spec.hidden_size;
-  FRESHET_RETURN_IF_ERROR(
-      assemble_table(reader, Role::kEmbedding, spec.vocab_size, width, out.embedding));
-  if (spec.learned_positions > 0) {
-    FRESHET_RETURN_IF_ERROR(
-        assemble_table(reader, Role::kPositions, spec.learned_positions, hidden, out.positions));
-  }
+  FRESHET_RETURN_IF_ERROR(assemble_embedding(reader, spec, out));
   if (width != hidden) {
-    FRESHET_RETURN_IF_ERROR(
-        reader.linear(out.embedding_in, Role::kEmbeddingIn, -1, hidden, width, false));
     FRESHET_RETURN_IF_ERROR(
         reader.linear(out.embedding_out, Role::kEmbeddingOut, -1, width, hidden, false));
   }
@@ -59,6 +52,19 @@ Status assemble_ends(WeightReader& reader, const ModelSpec& spec, ModelWeights& 
 }
 
 }  // namespace
+
+Status assemble_embedding(WeightReader& reader, const ModelSpec& spec, ModelWeights& out) {
+  const int64_t width = spec.embedding_size;
+  const int64_t hidden = spec.hidden_size;
+  FRESHET_RETURN_IF_ERROR(
+      assemble_table(reader, Role::kEmbedding, spec.vocab_size, width, out.embedding));
+  if (spec.learned_positions > 0) {
+    FRESHET_RETURN_IF_ERROR(
+        assemble_table(reader, Role::kPositions, spec.learned_positions, hidden, out.positions));
+  }
+  if (width == hidden) return {};
+  return reader.linear(out.embedding_in, Role::kEmbeddingIn, -1, hidden, width, false);
+}
 
 Status assemble_layer(WeightReader& reader, const LayerSpec& spec, int64_t hidden, int layer,
                       LayerWeights& out) {

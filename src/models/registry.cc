@@ -213,11 +213,19 @@ Result<std::unique_ptr<Model>> load_cached(const Loading& l, const std::string& 
 
 }  // namespace
 
-Status check_weights_present(const loader::Checkpoint& checkpoint) {
+Result<Description> describe(const loader::Checkpoint& checkpoint) {
   FRESHET_ASSIGN_OR_RETURN(const json::Value config, config_of(checkpoint));
-  FRESHET_ASSIGN_OR_RETURN(const Architecture* architecture, find_architecture(config));
+  Description d;
+  FRESHET_ASSIGN_OR_RETURN(d.architecture, find_architecture(config));
   std::string warning;  // which load_model() gives
-  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_settled(checkpoint, config, warning));
+  FRESHET_ASSIGN_OR_RETURN(d.spec, read_settled(checkpoint, config, warning));
+  return d;
+}
+
+Status check_weights_present(const loader::Checkpoint& checkpoint) {
+  FRESHET_ASSIGN_OR_RETURN(const Description described, describe(checkpoint));
+  const Architecture* const architecture = described.architecture;
+  const ModelSpec& spec = described.spec;
   const bool gguf = checkpoint.kind() == loader::Checkpoint::Kind::kGguf;
   const WeightNames names = gguf ? WeightNames::gguf(architecture->gguf_names)
                                  : WeightNames::safetensors(architecture->names);
@@ -239,9 +247,8 @@ Status check_weights_present(const loader::Checkpoint& checkpoint) {
 }  // namespace models
 
 Result<ModelSpec> read_spec(const loader::Checkpoint& checkpoint) {
-  FRESHET_ASSIGN_OR_RETURN(const json::Value config, models::config_of(checkpoint));
-  std::string warning;  // which load_model() gives
-  return models::read_settled(checkpoint, config, warning);
+  FRESHET_ASSIGN_OR_RETURN(models::Description described, models::describe(checkpoint));
+  return std::move(described.spec);
 }
 
 Result<std::unique_ptr<Model>> load_model(const loader::Checkpoint& checkpoint, ops::Ops& ops,

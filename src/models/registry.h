@@ -19,6 +19,13 @@ Result<const Architecture*> find_architecture(const json::Value& config);
 // config: config.json's contents, or what gguf_config() makes.
 Result<ModelSpec> read_spec(const json::Value& config);
 
+// A checkpoint's architecture and specification.
+struct Description {
+  const Architecture* architecture = nullptr;
+  ModelSpec spec;
+};
+Result<Description> describe(const loader::Checkpoint& checkpoint);
+
 // Whether the model's embedding and the weights of its first and last layer are in the files,
 // without reading them. The error names what is missing.
 Status check_weights_present(const loader::Checkpoint& checkpoint);

@@ -48,6 +48,15 @@ enum class Format : uint8_t {
   kInt3G32,
   kInt8G128,
   kInt8G32,
+  kIQ1_S,
+  kIQ1_M,
+  kIQ2_XXS,
+  kIQ2_XS,
+  kIQ2_S,
+  kIQ3_XXS,
+  kIQ3_S,
+  kTQ1_0,
+  kTQ2_0,
 };
 
 inline constexpr uint32_t kNoGgmlType = ~uint32_t{0};

@@ -8,6 +8,13 @@
 #include "quant/int4.h"
 #include "quant/int8.h"
 #include "quant/int_groups.h"
+#include "quant/iq1_m.h"
+#include "quant/iq1_s.h"
+#include "quant/iq2_s.h"
+#include "quant/iq2_xs.h"
+#include "quant/iq2_xxs.h"
+#include "quant/iq3_s.h"
+#include "quant/iq3_xxs.h"
 #include "quant/iq4_nl.h"
 #include "quant/iq4_xs.h"
 #include "quant/mxfp4.h"
@@ -25,6 +32,8 @@
 #include "quant/q5_k.h"
 #include "quant/q6_k.h"
 #include "quant/q8_0.h"
+#include "quant/tq1_0.h"
+#include "quant/tq2_0.h"
 
 namespace freshet::quant {
 namespace {
@@ -96,7 +105,8 @@ constexpr std::array kFormats = {
     row<IQ4_NL>(),   row<IQ4_XS>(),  row<MXFP4>(),    row<Int4G128>(), row<Int4G32>(),
     row<MXFP8>(),    row<FP8G32>(),  row<NF4>(),      row<FP4>(),      row<NVFP4>(),
     row<Int2G128>(), row<Int2G32>(), row<Int3G128>(), row<Int3G32>(),  row<Int8G128>(),
-    row<Int8G32>(),
+    row<Int8G32>(),  row<IQ1_S>(),   row<IQ1_M>(),    row<IQ2_XXS>(),  row<IQ2_XS>(),
+    row<IQ2_S>(),    row<IQ3_XXS>(), row<IQ3_S>(),    row<TQ1_0>(),    row<TQ2_0>(),
 };
 static_assert([] {
   for (size_t i = 0; i < kFormats.size(); ++i) {

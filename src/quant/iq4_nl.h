@@ -35,11 +35,20 @@ struct IQ4_NL {
     }
   }
 
+  using Fit = SymmetricBlock;
+  static void fit(const float* x, const float* w, Fit& s) {
+    s.d = fit_table_block<32>(x, w, kIq4Levels, s.q);
+  }
   static void encode(const float* x, const float* w, Block& b) {
-    int8_t q[32];
-    b.d = fit_table_block<32>(x, w, kIq4Levels, q);
+    Fit s;
+    fit(x, w, s);
+    store(s, b);
+  }
+  static void store(const Fit& s, Block& b) {
+    b = {};
+    b.d = s.d;
     for (int i = 0; i < 16; ++i) {
-      b.qs[i] = static_cast<uint8_t>(iq4_index(q[i]) | (iq4_index(q[i + 16]) << 4));
+      b.qs[i] = static_cast<uint8_t>(iq4_index(s.q[i]) | (iq4_index(s.q[i + 16]) << 4));
     }
   }
 };

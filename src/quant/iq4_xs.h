@@ -34,9 +34,16 @@ struct IQ4_XS {
     }
   }
 
-  static void encode(const float* x, const float* w, Block& b) {
-    SymmetricSuperBlock<8> s;
+  using Fit = SymmetricSuperBlock<8>;
+  static void fit(const float* x, const float* w, Fit& s) {
     fit_symmetric_super_block<8>(x, w, TableGrid{kIq4Levels}, -32, 31, s);
+  }
+  static void encode(const float* x, const float* w, Block& b) {
+    Fit s;
+    fit(x, w, s);
+    store(s, b);
+  }
+  static void store(const Fit& s, Block& b) {
     b = {};
     b.d = s.d;
     for (int g = 0; g < 8; ++g) {

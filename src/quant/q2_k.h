@@ -31,9 +31,16 @@ struct Q2_K {
     }
   }
 
-  static void encode(const float* x, const float* w, Block& b) {
-    AffineSuperBlock<16> s;
+  using Fit = AffineSuperBlock<16>;
+  static void fit(const float* x, const float* w, Fit& s) {
     fit_affine_super_block<16>(x, w, 3, 15, s);
+  }
+  static void encode(const float* x, const float* w, Block& b) {
+    Fit s;
+    fit(x, w, s);
+    store(s, b);
+  }
+  static void store(const Fit& s, Block& b) {
     b = {};
     b.d = s.d;
     b.dmin = s.dmin;

@@ -40,9 +40,16 @@ struct Q3_K {
     }
   }
 
-  static void encode(const float* x, const float* w, Block& b) {
-    SymmetricSuperBlock<16> s;
+  using Fit = SymmetricSuperBlock<16>;
+  static void fit(const float* x, const float* w, Fit& s) {
     fit_symmetric_super_block<16>(x, w, LinearGrid{-4, 3}, -32, 31, s);
+  }
+  static void encode(const float* x, const float* w, Block& b) {
+    Fit s;
+    fit(x, w, s);
+    store(s, b);
+  }
+  static void store(const Fit& s, Block& b) {
     b = {};
     b.d = s.d;
     for (int g = 0; g < 16; ++g) {

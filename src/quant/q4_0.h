@@ -25,11 +25,20 @@ struct Q4_0 {
     }
   }
 
+  using Fit = SymmetricBlock;
+  static void fit(const float* x, const float* w, Fit& s) {
+    s.d = fit_symmetric_block<32>(x, w, -8, 7, s.q);
+  }
   static void encode(const float* x, const float* w, Block& b) {
-    int8_t q[32];
-    b.d = fit_symmetric_block<32>(x, w, -8, 7, q);
+    Fit s;
+    fit(x, w, s);
+    store(s, b);
+  }
+  static void store(const Fit& s, Block& b) {
+    b = {};
+    b.d = s.d;
     for (int i = 0; i < 16; ++i) {
-      b.qs[i] = static_cast<uint8_t>((q[i] + 8) | ((q[i + 16] + 8) << 4));
+      b.qs[i] = static_cast<uint8_t>((s.q[i] + 8) | ((s.q[i + 16] + 8) << 4));
     }
   }
 };

@@ -26,10 +26,20 @@ struct Q4_1 {
     }
   }
 
+  using Fit = AffineBlock;
+  static void fit(const float* x, const float* w, Fit& s) {
+    fit_affine_block<32>(x, w, 15, s.q, s.d, s.m);
+  }
   static void encode(const float* x, const float* w, Block& b) {
-    int8_t q[32];
-    fit_affine_block<32>(x, w, 15, q, b.d, b.m);
-    for (int i = 0; i < 16; ++i) b.qs[i] = static_cast<uint8_t>(q[i] | (q[i + 16] << 4));
+    Fit s;
+    fit(x, w, s);
+    store(s, b);
+  }
+  static void store(const Fit& s, Block& b) {
+    b = {};
+    b.d = s.d;
+    b.m = s.m;
+    for (int i = 0; i < 16; ++i) b.qs[i] = static_cast<uint8_t>(s.q[i] | (s.q[i + 16] << 4));
   }
 };
 

@@ -60,9 +60,16 @@ struct Q4_K {
     }
   }
 
-  static void encode(const float* x, const float* w, Block& b) {
-    AffineSuperBlock<8> s;
+  using Fit = AffineSuperBlock<8>;
+  static void fit(const float* x, const float* w, Fit& s) {
     fit_affine_super_block<8>(x, w, 15, 63, s);
+  }
+  static void encode(const float* x, const float* w, Block& b) {
+    Fit s;
+    fit(x, w, s);
+    store(s, b);
+  }
+  static void store(const Fit& s, Block& b) {
     b = {};
     b.d = s.d;
     b.dmin = s.dmin;

@@ -27,12 +27,20 @@ struct Q5_0 {
     }
   }
 
+  using Fit = SymmetricBlock;
+  static void fit(const float* x, const float* w, Fit& s) {
+    s.d = fit_symmetric_block<32>(x, w, -16, 15, s.q);
+  }
   static void encode(const float* x, const float* w, Block& b) {
-    int8_t q[32];
+    Fit s;
+    fit(x, w, s);
+    store(s, b);
+  }
+  static void store(const Fit& s, Block& b) {
     b = {};
-    b.d = fit_symmetric_block<32>(x, w, -16, 15, q);
+    b.d = s.d;
     for (int i = 0; i < 32; ++i) {
-      const int v = q[i] + 16;
+      const int v = s.q[i] + 16;
       b.qs[i % 16] |= static_cast<uint8_t>((v & 15) << (i < 16 ? 0 : 4));
       b.qh[i / 8] |= static_cast<uint8_t>((v >> 4) << (i % 8));
     }

@@ -28,13 +28,22 @@ struct Q5_1 {
     }
   }
 
+  using Fit = AffineBlock;
+  static void fit(const float* x, const float* w, Fit& s) {
+    fit_affine_block<32>(x, w, 31, s.q, s.d, s.m);
+  }
   static void encode(const float* x, const float* w, Block& b) {
-    int8_t q[32];
+    Fit s;
+    fit(x, w, s);
+    store(s, b);
+  }
+  static void store(const Fit& s, Block& b) {
     b = {};
-    fit_affine_block<32>(x, w, 31, q, b.d, b.m);
+    b.d = s.d;
+    b.m = s.m;
     for (int i = 0; i < 32; ++i) {
-      b.qs[i % 16] |= static_cast<uint8_t>((q[i] & 15) << (i < 16 ? 0 : 4));
-      b.qh[i / 8] |= static_cast<uint8_t>((q[i] >> 4) << (i % 8));
+      b.qs[i % 16] |= static_cast<uint8_t>((s.q[i] & 15) << (i < 16 ? 0 : 4));
+      b.qh[i / 8] |= static_cast<uint8_t>((s.q[i] >> 4) << (i % 8));
     }
   }
 };

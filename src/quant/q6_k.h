@@ -34,9 +34,16 @@ struct Q6_K {
     }
   }
 
-  static void encode(const float* x, const float* w, Block& b) {
-    SymmetricSuperBlock<16> s;
+  using Fit = SymmetricSuperBlock<16>;
+  static void fit(const float* x, const float* w, Fit& s) {
     fit_symmetric_super_block<16>(x, w, LinearGrid{-32, 31}, -128, 127, s);
+  }
+  static void encode(const float* x, const float* w, Block& b) {
+    Fit s;
+    fit(x, w, s);
+    store(s, b);
+  }
+  static void store(const Fit& s, Block& b) {
     b = {};
     b.d = s.d;
     for (int g = 0; g < 16; ++g) b.scales[g] = static_cast<int8_t>(s.scale[g]);

@@ -2,6 +2,8 @@
 // [-127, 127], so that kernels may negate it; decoding accepts -128.
 #pragma once
 
+#include <algorithm>
+
 #include "quant/search.h"
 
 namespace freshet::quant {
@@ -22,8 +24,18 @@ struct Q8_0 {
     for (int i = 0; i < 32; ++i) out[i] = static_cast<float>(b.qs[i]) * d;
   }
 
+  using Fit = SymmetricBlock;
+  static void fit(const float* x, const float* w, Fit& s) {
+    s.d = fit_symmetric_block<32>(x, w, -127, 127, s.q);
+  }
   static void encode(const float* x, const float* w, Block& b) {
-    b.d = fit_symmetric_block<32>(x, w, -127, 127, b.qs);
+    Fit s;
+    fit(x, w, s);
+    store(s, b);
+  }
+  static void store(const Fit& s, Block& b) {
+    b.d = s.d;
+    std::copy_n(s.q, 32, b.qs);
   }
 };
 

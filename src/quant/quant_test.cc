@@ -185,7 +185,7 @@ TEST(Formats, AreFoundByNameAndNumber) {
   EXPECT_EQ(format_by_name("q4"), std::nullopt);
   EXPECT_EQ(format_by_name("q4_kk"), std::nullopt);
   EXPECT_EQ(format_by_name(""), std::nullopt);
-  EXPECT_EQ(format_by_ggml_type(16), std::nullopt);
+  EXPECT_EQ(format_by_ggml_type(15), std::nullopt);
 }
 
 TEST(Q8_0Encoder, NeverWritesMinus128) {

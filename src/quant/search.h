@@ -27,6 +27,18 @@ struct TableGrid {
   const int8_t* levels;
 };
 
+// A block's parameters and levels, between a format's fit() and store(). encode() is both; an
+// encoder that chooses other levels for the same parameters changes q in between.
+struct SymmetricBlock {
+  uint16_t d;  // f16
+  int8_t q[32];
+};
+struct AffineBlock {
+  uint16_t d;  // f16
+  uint16_t m;  // f16
+  int8_t q[32];
+};
+
 // Finds d (an f16, returned) and the levels q of a block of N values, x ~ d * q. N is 32.
 template <int N>
 uint16_t fit_symmetric_block(const float* x, const float* w, int lo, int hi, int8_t* q);

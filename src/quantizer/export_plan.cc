@@ -44,20 +44,18 @@ int64_t Planned::rows() const {
 
 ExportPlanner::ExportPlanner(const models::WeightReader& reader,
                              const loader::Checkpoint& checkpoint, const ModelSpec& spec,
-                             const Recipe& recipe)
+                             const Recipe& recipe, const RecipeOverrides* overrides,
+                             bool importance)
     : reader_(reader),
       checkpoint_(checkpoint),
       spec_(spec),
       recipe_(recipe),
+      overrides_(overrides),
+      importance_(importance),
       names_(models::WeightNames::gguf(reader.architecture().gguf_names)) {}
 
 std::string ExportPlanner::gguf_name(Role role, int layer, const char* suffix) const {
   return names_.stem(role, layer) + suffix;
-}
-
-quant::Format ExportPlanner::format(Role role, int layer, int64_t cols) const {
-  const bool head = role == Role::kHead || (role == Role::kEmbedding && spec_.tied_embeddings);
-  return recipe_.format_for(role, layer, static_cast<int>(spec_.layers.size()), cols, head);
 }
 
 void ExportPlanner::add(Role role, int layer, const char* suffix, const TensorSource& source,
@@ -68,7 +66,6 @@ void ExportPlanner::add(Role role, int layer, const char* suffix, const TensorSo
   p.shape = source.shape;
   p.transposed = reader_.architecture().transposed && layer >= 0 && p.shape.size() == 2;
   if (p.transposed) std::swap(p.shape[0], p.shape[1]);
-  if (p.shape.size() > 1) p.format = format(role, layer, p.cols());
   // In a vector, each number is a row.
   const int64_t rows = p.shape.size() > 1 ? p.rows() : p.cols();
   if (p.shape.size() > 1 || !order.empty()) {
@@ -95,7 +92,6 @@ Status ExportPlanner::norm(Role role, int layer) {
     add(role, layer, suffix, *t);
     if (reader_.architecture().norms_less_one && suffix == std::string_view(".weight"))
       out_.back().offset = 1.0f;
-    out_.back().format = quant::Format::kF32;
   }
   return {};
 }
@@ -133,7 +129,6 @@ Status ExportPlanner::stacked(const MoeSpec& moe, Role own, Role together, int l
     p.shape = {moe.routing.experts, t->shape[0], t->shape[1]};
     p.parts.push_back({t, 0, t->shape[0], {}});
   }
-  p.format = format(together, layer, p.cols());
   out_.push_back(std::move(p));
   return {};
 }
@@ -150,7 +145,6 @@ Status ExportPlanner::split_gate_up(const TensorSource& source, int layer) {
     Planned p;
     p.name = gguf_name(role, layer, ".weight");
     p.shape = {experts, ff, source.shape[2]};
-    p.format = format(role, layer, p.cols());
     for (int64_t e = 0; e < experts; ++e) p.parts.push_back({&source, e * 2 * ff + first, ff, {}});
     out_.push_back(std::move(p));
     first = ff;
@@ -233,12 +227,38 @@ Status ExportPlanner::all_used() const {
   return {};
 }
 
-Result<std::vector<Planned>> ExportPlanner::plan() {
+RecipeModel ExportPlanner::recipe_model() const {
+  RecipeModel model;
+  model.layers = static_cast<int>(spec_.layers.size());
+  model.tied = spec_.tied_embeddings;
+  model.importance = importance_;
+  for (const LayerSpec& layer : spec_.layers) {
+    if (const auto* moe = layer.find<MoeSpec>()) model.experts = moe->routing.experts;
+  }
+  if (spec_.layers.empty()) return model;
+  if (const auto* a = spec_.layers.front().find<AttentionSpec>(); a != nullptr && a->kv_heads > 0)
+    model.heads_per_kv_head = a->heads / a->kv_heads;
+  return model;
+}
+
+Status ExportPlanner::choose_formats(const Warn& warn) {
+  std::vector<RecipeTensor> tensors;
+  for (const Planned& p : out_) tensors.push_back({p.name, p.shape});
+  static const RecipeOverrides kNone;
+  FRESHET_ASSIGN_OR_RETURN(
+      const std::vector<quant::Format> formats,
+      recipe_.formats(recipe_model(), tensors, overrides_ != nullptr ? *overrides_ : kNone, warn));
+  for (size_t i = 0; i < out_.size(); ++i) out_[i].format = formats[i];
+  return {};
+}
+
+Result<std::vector<Planned>> ExportPlanner::plan(const Warn& warn) {
   FRESHET_RETURN_IF_ERROR(global());
   for (size_t l = 0; l < spec_.layers.size(); ++l)
     FRESHET_RETURN_IF_ERROR(layer(static_cast<int>(l)));
   divisors();
   FRESHET_RETURN_IF_ERROR(all_used());
+  FRESHET_RETURN_IF_ERROR(choose_formats(warn));
   return std::move(out_);
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -33,14 +34,22 @@ struct Planned {
 
   int64_t cols() const { return shape.back(); }
   int64_t rows() const;
+  // The expert that a row belongs to; 0 if the tensor holds no experts.
+  int64_t expert_of(int64_t row) const { return shape.size() > 2 ? row / shape[1] : 0; }
 };
 
 class ExportPlanner {
  public:
-  ExportPlanner(const models::WeightReader& reader, const loader::Checkpoint& checkpoint,
-                const ModelSpec& spec, const Recipe& recipe);
+  using Warn = std::function<void(const std::string& line)>;
 
-  Result<std::vector<Planned>> plan();
+  // `overrides`: may be nullptr. `importance`: whether an importance matrix will be used.
+  ExportPlanner(const models::WeightReader& reader, const loader::Checkpoint& checkpoint,
+                const ModelSpec& spec, const Recipe& recipe,
+                const RecipeOverrides* overrides = nullptr, bool importance = false);
+
+  // `warn`: as in Recipe::formats().
+  Result<std::vector<Planned>> plan(const Warn& warn = {});
+  RecipeModel recipe_model() const;
 
  private:
   Status global();
@@ -58,7 +67,7 @@ class ExportPlanner {
   Status all_used() const;
 
   std::string gguf_name(models::Role role, int layer, const char* suffix) const;
-  quant::Format format(models::Role role, int layer, int64_t cols) const;
+  Status choose_formats(const Warn& warn);
   void add(models::Role role, int layer, const char* suffix, const loader::TensorSource& source,
            std::vector<int64_t> order = {});
 
@@ -66,6 +75,8 @@ class ExportPlanner {
   const loader::Checkpoint& checkpoint_;
   const ModelSpec& spec_;
   const Recipe& recipe_;
+  const RecipeOverrides* overrides_;
+  bool importance_;
   models::WeightNames names_;
   std::vector<Planned> out_;
   std::set<std::string> used_;

@@ -1,11 +1,11 @@
 #include "quantizer/gguf_export.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cmath>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "layers/model.h"
 #include "loader/gguf_writer.h"
@@ -14,6 +14,7 @@
 #include "quantizer/export_plan.h"
 #include "quantizer/gguf_hyperparameters.h"
 #include "quantizer/gguf_vocabulary.h"
+#include "quantizer/planned_reader.h"
 
 namespace freshet::quantizer {
 namespace {
@@ -36,83 +37,47 @@ Status set_metadata(GgufWriter& out, const std::string& key, const std::string& 
   return {};
 }
 
-// The numbers of a source as F32, `cols` of them from the start of row `row`.
-void read_row(const loader::TensorSource& t, int64_t row, int64_t cols, float* out) {
-  const quant::FormatInfo& info = quant::info(*t.format);
-  info.decode(t.data + static_cast<size_t>(row) * quant::row_bytes(*t.format, cols), out, cols);
-}
-
 // Writes planned tensors one after another.
 class TensorWriter {
  public:
-  TensorWriter(ThreadPool& pool, GgufWriter& out) : pool_(pool), out_(out) {}
+  TensorWriter(ThreadPool& pool, GgufWriter& out, const ExportOptions& options)
+      : pool_(pool), out_(out), options_(options), reader_(pool) {
+    if (options.imatrix != nullptr) importance_ = Importance(*options.imatrix);
+  }
 
   Status write(const Planned& p) {
-    const int64_t cols = p.cols(), rows = p.rows();
-    const size_t stride = quant::row_bytes(p.format, cols);
-    encoded_.resize(static_cast<size_t>(rows) * stride);
-    FRESHET_RETURN_IF_ERROR(gather(p));
-    const quant::FormatInfo& to = quant::info(p.format);
-    std::atomic<bool> finite = true;
-    pool_.parallel_for(rows, [&](int64_t r, int) {
-      float* row = numbers_.data() + r * cols;
-      for (int64_t i = 0; i < cols; ++i) {
-        row[i] += p.offset;
-        if (!std::isfinite(row[i])) finite = false;
-      }
-      to.encode(row, encoded_.data() + static_cast<size_t>(r) * stride, cols, nullptr);
-    });
-    if (!finite) return invalid_argument("tensor '{}' holds a NaN or an infinity", p.name);
+    encoded_.resize(static_cast<size_t>(p.rows()) * quant::row_bytes(p.format, p.cols()));
+    bool done = false;
+    if (options_.rows != nullptr) {
+      const RowSource::Numbers numbers = [&] { return reader_.read(p); };
+      FRESHET_ASSIGN_OR_RETURN(done, options_.rows->encode(p, numbers, encoded_));
+    }
+    if (!done) {
+      FRESHET_ASSIGN_OR_RETURN(const auto numbers, reader_.read(p));
+      encode(p, numbers);
+    }
     return out_.write(encoded_);
   }
 
  private:
-  // All numbers of the tensor, in the order in which they are written.
-  Status gather(const Planned& p) {
+  void encode(const Planned& p, std::span<const float> numbers) {
+    const quant::FormatInfo& to = quant::info(p.format);
     const int64_t cols = p.cols();
-    if (!p.values.empty()) {
-      numbers_ = p.values;
-      return {};
-    }
-    numbers_.resize(static_cast<size_t>(p.rows() * cols));
-    float* to = numbers_.data();
-    for (const Planned::Part& part : p.parts) {
-      FRESHET_RETURN_IF_ERROR(part.source->usable_format().status());
-      if (p.shape.size() == 1 && part.rows > 1) {
-        gather_vector(part, to);
-      } else if (p.transposed) {
-        gather_columns(part, cols, to);
-      } else {
-        pool_.parallel_for(part.rows, [&](int64_t r, int) {
-          const int64_t from = part.order.empty() ? r : part.order[static_cast<size_t>(r)];
-          read_row(*part.source, part.first_row + from, cols, to + r * cols);
-        });
-      }
-      to += part.rows * (p.shape.size() == 1 && part.rows > 1 ? 1 : cols);
-      if (part.source->file != nullptr)
-        part.source->file->release(part.source->file_offset, part.source->bytes);
-    }
-    return {};
-  }
-
-  static void gather_vector(const Planned::Part& part, float* to) {
-    std::vector<float> all(static_cast<size_t>(part.rows));
-    read_row(*part.source, 0, part.rows, all.data());
-    for (size_t i = 0; i < all.size(); ++i) to[i] = all[static_cast<size_t>(part.order[i])];
-  }
-
-  // Transposes from [cols, rows].
-  static void gather_columns(const Planned::Part& part, int64_t cols, float* to) {
-    std::vector<float> line(static_cast<size_t>(part.rows));
-    for (int64_t c = 0; c < cols; ++c) {
-      read_row(*part.source, c, part.rows, line.data());
-      for (int64_t r = 0; r < part.rows; ++r) to[r * cols + c] = line[static_cast<size_t>(r)];
-    }
+    const size_t stride = quant::row_bytes(p.format, cols);
+    const bool weighted = options_.overrides.uses_importance(p.name);
+    pool_.parallel_for(p.rows(), [&](int64_t r, int) {
+      std::span<const float> weights;
+      if (weighted) weights = importance_.of(p.name, p.expert_of(r), cols);
+      to.encode(numbers.data() + r * cols, encoded_.data() + static_cast<size_t>(r) * stride, cols,
+                weights.empty() ? nullptr : weights.data());
+    });
   }
 
   ThreadPool& pool_;
   GgufWriter& out_;
-  std::vector<float> numbers_;
+  const ExportOptions& options_;
+  Importance importance_;
+  PlannedReader reader_;
   std::vector<uint8_t> encoded_;
 };
 
@@ -143,41 +108,161 @@ void add_sampling(const json::Value& recommended, GgufWriter& out) {
     out.add_f32("freshet.sampling.typical_p", static_cast<float>(v->as_double()));
 }
 
-}  // namespace
+// What the options say about the importance matrix must fit the tensors.
+Status check_importance(const GgufPlan& plan, const ExportOptions& options) {
+  std::vector<Imatrix::Tensor> tensors;
+  for (const Planned& p : plan.tensors) {
+    if (!is_quantised({p.name, p.shape}) || p.name == "token_embd.weight" ||
+        p.name == "output.weight" || !options.overrides.uses_importance(p.name))
+      continue;
+    tensors.push_back({p.name, p.shape.size() > 2 ? p.shape[0] : 1, p.cols()});
+  }
+  std::set<std::string> missing;
+  if (options.imatrix != nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(const auto names, options.imatrix->missing(tensors));
+    missing.insert(names.begin(), names.end());
+    if (!names.empty())
+      options.warn(fmt::format(
+          "the importance matrix says nothing of {} of {} tensors ({}{}): they "
+          "are encoded without it",
+          names.size(), tensors.size(),
+          fmt::join(names.begin(), names.begin() + std::min<std::ptrdiff_t>(3, std::ssize(names)),
+                    ", "),
+          names.size() > 3 ? " ..." : ""));
+  }
+  for (const Planned& p : plan.tensors) {
+    const bool weighted = options.imatrix != nullptr && !missing.contains(p.name) &&
+                          options.overrides.uses_importance(p.name);
+    if (!weighted && plan.recipe.needs_importance(p.name, p.format))
+      return invalid_argument(
+          "tensor '{}' in {} needs an importance matrix{}; give one that covers "
+          "it, or another type",
+          p.name, quant::info(p.format).name,
+          options.imatrix != nullptr ? ", and this one has no entry for it" : "");
+  }
+  return {};
+}
 
-Status export_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
-                   const ExportOptions& options) {
+// The keys of llama-quantize.
+void add_provenance(const ExportOptions& options, GgufWriter& out) {
+  if (options.imatrix == nullptr) return;
+  const Imatrix& m = *options.imatrix;
+  out.add_string("quantize.imatrix.file", options.imatrix_file);
+  if (!m.datasets.empty()) out.add_string("quantize.imatrix.dataset", m.datasets.front());
+  const auto used = std::count_if(m.entries.begin(), m.entries.end(), [&](const auto& e) {
+    return options.overrides.uses_importance(e.first);
+  });
+  out.add_u32("quantize.imatrix.entries_count", static_cast<uint32_t>(used));
+  if (m.chunk_count > 0) out.add_u32("quantize.imatrix.chunks_count", m.chunk_count);
+}
+
+// What a plan is made from.
+struct Source {
+  const models::Architecture* architecture = nullptr;
+  std::string gguf_name;
+  ModelSpec spec;
+};
+
+Result<Source> read_source(const loader::Checkpoint& checkpoint) {
   if (checkpoint.kind() != loader::Checkpoint::Kind::kHuggingFace)
     return unsupported("{} is not a Hugging Face folder; only those can be converted",
                        checkpoint.path());
-  const json::Value& config = text_config(checkpoint.config());
-  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
-  FRESHET_ASSIGN_OR_RETURN(const models::Architecture* architecture,
-                           models::find_architecture(config));
-  FRESHET_ASSIGN_OR_RETURN(const std::string name, gguf_architecture(architecture->type));
+  Source s;
+  FRESHET_ASSIGN_OR_RETURN(s.spec, read_spec(checkpoint));
+  FRESHET_ASSIGN_OR_RETURN(s.architecture,
+                           models::find_architecture(text_config(checkpoint.config())));
+  FRESHET_ASSIGN_OR_RETURN(s.gguf_name, gguf_architecture(s.architecture->type));
+  return s;
+}
+
+Status add_metadata(const Source& source, const loader::Checkpoint& checkpoint,
+                    const ExportOptions& options, const Recipe& recipe,
+                    const std::function<void(const std::string&)>& warn, GgufWriter& out) {
+  const ModelSpec& spec = source.spec;
+  out.add_string("general.architecture", source.gguf_name);
+  out.add_string("general.name", options.name);
+  out.add_u32("general.file_type", recipe.file_type());
+  out.add_u32("general.quantization_version", 2);
+  add_sampling(checkpoint.generation_config(), out);
+  FRESHET_RETURN_IF_ERROR(
+      add_hyperparameters(text_config(checkpoint.config()), spec, source.gguf_name, out));
+  FRESHET_RETURN_IF_ERROR(add_vocabulary(checkpoint.path(), spec.vocab_size, out, warn));
+  add_provenance(options, out);
+  for (const auto& [key, value] : options.metadata)
+    FRESHET_RETURN_IF_ERROR(set_metadata(out, key, value));
+  return {};
+}
+
+Status declare(const std::vector<Planned>& tensors, GgufWriter& out) {
+  for (const Planned& p : tensors)
+    FRESHET_RETURN_IF_ERROR(out.add_tensor(p.name, p.format, p.shape));
+  return {};
+}
+
+// The formats for a size in place of the recipe's.
+Status apply_target(const Source& source, const loader::Checkpoint& checkpoint, ThreadPool& pool,
+                    const ExportOptions& options, const RecipeModel& model, GgufPlan& plan) {
+  GgufWriter trial;  // only to know its size
+  FRESHET_RETURN_IF_ERROR(
+      add_metadata(source, checkpoint, options, plan.recipe, [](const std::string&) {}, trial));
+  FRESHET_RETURN_IF_ERROR(declare(plan.tensors, trial));
+  Importance importance;
+  if (options.imatrix != nullptr) importance = Importance(*options.imatrix);
+  SizeSearch search;
+  search.model = model;
+  search.overrides = &options.overrides;
+  if (options.imatrix != nullptr) search.importance = &importance;
+  search.budget =
+      tensor_budget(options.target, plan.tensors, static_cast<int64_t>(trial.head_bytes()));
+  if (options.progress) search.go_on = [&] { return options.progress(0.0); };
+  FRESHET_ASSIGN_OR_RETURN(plan.recipe, choose_by_size(plan.tensors, search, pool));
+  return {};
+}
+
+Result<GgufPlan> plan_from(const Source& source, const loader::Checkpoint& checkpoint,
+                           ThreadPool& pool, const ExportOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(const auto ops,
                            ops::Ops::create(pool, ops::reference_kernels(), {}, {}));
   const Progress no_progress;
-  const models::WeightReader reader(checkpoint, *architecture, *ops, no_progress);
-  FRESHET_ASSIGN_OR_RETURN(const auto plan,
-                           ExportPlanner(reader, checkpoint, spec, options.recipe).plan());
+  const models::WeightReader reader(checkpoint, *source.architecture, *ops, no_progress);
+  ExportPlanner planner(reader, checkpoint, source.spec, options.recipe, &options.overrides,
+                        options.importance || options.imatrix != nullptr);
+  GgufPlan plan;
+  plan.recipe = options.recipe;
+  FRESHET_ASSIGN_OR_RETURN(plan.tensors, planner.plan(options.warn));
+  if (options.target.given())
+    FRESHET_RETURN_IF_ERROR(
+        apply_target(source, checkpoint, pool, options, planner.recipe_model(), plan));
+  return plan;
+}
+
+}  // namespace
+
+Result<GgufPlan> plan_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
+                           const ExportOptions& options) {
+  FRESHET_ASSIGN_OR_RETURN(const Source source, read_source(checkpoint));
+  return plan_from(source, checkpoint, pool, options);
+}
+
+Status export_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
+                   const ExportOptions& options) {
+  FRESHET_ASSIGN_OR_RETURN(const Source source, read_source(checkpoint));
+  GgufPlan own;
+  if (options.plan == nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(own, plan_from(source, checkpoint, pool, options));
+  }
+  const GgufPlan& plan = options.plan != nullptr ? *options.plan : own;
+  if (options.rows == nullptr) FRESHET_RETURN_IF_ERROR(check_importance(plan, options));
   GgufWriter out;
-  out.add_string("general.architecture", name);
-  out.add_string("general.name", options.name);
-  out.add_u32("general.file_type", options.recipe.file_type());
-  out.add_u32("general.quantization_version", 2);
-  add_sampling(checkpoint.generation_config(), out);
-  FRESHET_RETURN_IF_ERROR(add_hyperparameters(config, spec, name, out));
-  FRESHET_RETURN_IF_ERROR(add_vocabulary(checkpoint.path(), spec.vocab_size, out, options.warn));
-  for (const auto& [key, value] : options.metadata)
-    FRESHET_RETURN_IF_ERROR(set_metadata(out, key, value));
-  for (const Planned& p : plan) FRESHET_RETURN_IF_ERROR(out.add_tensor(p.name, p.format, p.shape));
+  FRESHET_RETURN_IF_ERROR(
+      add_metadata(source, checkpoint, options, plan.recipe, options.warn, out));
+  FRESHET_RETURN_IF_ERROR(declare(plan.tensors, out));
   FRESHET_RETURN_IF_ERROR(out.open(options.output));
-  TensorWriter writer(pool, out);
-  for (size_t i = 0; i < plan.size(); ++i) {
-    FRESHET_RETURN_IF_ERROR(writer.write(plan[i]));
+  TensorWriter writer(pool, out, options);
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    FRESHET_RETURN_IF_ERROR(writer.write(plan.tensors[i]));
     if (options.progress &&
-        !options.progress(static_cast<double>(i + 1) / static_cast<double>(plan.size())))
+        !options.progress(static_cast<double>(i + 1) / static_cast<double>(plan.tensors.size())))
       return cancelled("interrupted");
   }
   return out.close();

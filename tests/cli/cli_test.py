@@ -668,6 +668,111 @@ class Convert(Case):
         self.assertGreater(sizes["f32"], sizes["bf16"])
         self.assertGreater(sizes["bf16"], sizes["q8_0"])
 
+    def gguf_types(self, path):
+        """Tensor name -> ggml type, from the file's tensor table."""
+        with open(path, "rb") as f:
+            data = f.read()
+        sizes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+        at = 24
+
+        def text(at):
+            size = struct.unpack_from("<Q", data, at)[0]
+            return data[at + 8:at + 8 + size].decode(), at + 8 + size
+
+        def value(kind, at):
+            if kind == 8:
+                return text(at)[1]
+            if kind != 9:
+                return at + sizes[kind]
+            inner, count = struct.unpack_from("<IQ", data, at)
+            at += 12
+            for _ in range(count):
+                at = value(inner, at)
+            return at
+
+        tensors, keys = struct.unpack_from("<QQ", data, 8)
+        for _ in range(keys):
+            _, at = text(at)
+            at = value(struct.unpack_from("<I", data, at)[0], at + 4)
+        types = {}
+        for _ in range(tensors):
+            name, at = text(at)
+            dimensions = struct.unpack_from("<I", data, at)[0]
+            at += 4 + 8 * dimensions
+            types[name] = struct.unpack_from("<I", data, at)[0]
+            at += 12
+        return types
+
+    def importance(self, name, columns, dataset=b"text.txt"):
+        """A .dat for the golden model: `columns` is the width of the first tensor."""
+        entries = []
+        for layer in range(2):
+            for part, width in (("attn_q", columns), ("attn_k", 64), ("attn_v", 64), ("attn_output", 64),
+                                ("ffn_gate", 64), ("ffn_up", 64), ("ffn_down", 160)):
+                tensor = f"blk.{layer}.{part}.weight".encode()
+                values = struct.pack(f"<{width}f", *(1.0 + 100.0 * (i % 3) for i in range(width)))
+                entries.append(struct.pack("<i", len(tensor)) + tensor + struct.pack("<ii", 1, width) + values)
+        return self.write(name, struct.pack("<i", len(entries)) + b"".join(entries) +
+                          struct.pack("<ii", 7, len(dataset)) + dataset)
+
+    def test_types_of_tensors(self):
+        path = self.path("o.gguf")
+        self.succeeds("convert", LLAMA, "-o", path, "--type", "q4_0", "--tensor-type", "attn_(q|k)=q8_0",
+                      "--tensor-type", "blk.0.attn=q5_1", "--output-tensor-type", "f16",
+                      "--token-embedding-type", "bf16")
+        types = self.gguf_types(path)
+        want = {"blk.0.attn_q": 8, "blk.0.attn_v": 7, "blk.1.attn_v": 2, "blk.1.ffn_up": 2, "output": 1,
+                "token_embd": 30, "blk.0.attn_norm": 0}
+        self.assertEqual({name: types[name + ".weight"] for name in want}, want)
+        for option, says in ((["--tensor-type", "attn_x=q8_0"], "applies to no quantised tensor"),
+                             (["--tensor-type", "attn_q"], "PATTERN=TYPE"),
+                             (["--tensor-type", "attn_q=q9"], "q8_0"),
+                             (["--output-tensor-type", "q6_k"], "rows of 64 numbers"),
+                             (["--token-embedding-type", "q9"], "--token-embedding-type"),
+                             (["--include-weights", "attn"], "--imatrix")):
+            self.fails(2, "convert", LLAMA, "-o", path, "--force", *option, says=says)
+
+    def test_importance_matrix(self):
+        plain, weighted, path = self.path("p.gguf"), self.path("w.gguf"), self.path("o.gguf")
+        matrix = self.importance("m.dat", 64)
+        self.succeeds("convert", LLAMA, "-o", plain, "--type", "q4_1")
+        self.succeeds("convert", LLAMA, "-o", weighted, "--type", "q4_1", "--imatrix", matrix)
+        metadata = json.loads(self.succeeds("inspect", weighted, "--metadata"))
+        self.assertEqual(metadata["quantize.imatrix.file"], matrix)
+        self.assertEqual(metadata["quantize.imatrix.dataset"], "text.txt")
+        self.assertEqual(metadata["quantize.imatrix.entries_count"], 14)
+        self.assertEqual(metadata["quantize.imatrix.chunks_count"], 7)
+        self.assertNotIn("quantize.imatrix.file", json.loads(self.succeeds("inspect", plain, "--metadata")))
+        ids = self.write("ids.json", json.dumps([[5, 6, 7, 8, 9]]))
+        self.assertNotEqual(list(self.logits(plain, ids)), list(self.logits(weighted, ids)))
+        self.succeeds("convert", LLAMA, "-o", path, "--type", "q4_1", "--imatrix", matrix, "--exclude-weights",
+                      "blk")
+        self.assertEqual(list(self.logits(plain, ids)), list(self.logits(path, ids)))
+        for wrong, says in ((self.importance("w.dat", 32), "made for another model"),
+                            (self.write("cut.dat", b"\x01\0\0\0\xff\xff"), "importance matrix"),
+                            (plain, "without an importance matrix"), (self.path("none.dat"), "none.dat")):
+            self.assertNotEqual(run("convert", LLAMA, "-o", path, "--force", "--imatrix", wrong).returncode, 0)
+            self.assertIn(says, run("convert", LLAMA, "-o", path, "--force", "--imatrix", wrong).stderr)
+
+    def test_target_sizes(self):
+        path, other = self.path("o.gguf"), self.path("p.gguf")
+        for size in (75000, 100000):
+            self.succeeds("convert", LLAMA, "-o", path, "--target-size", str(size), "--force")
+            self.assertLessEqual(os.path.getsize(path), size)
+            self.assertGreater(os.path.getsize(path), 0.9 * size)
+            self.succeeds("convert", LLAMA, "-o", other, "--target-size", str(size), "--force", "-t", "1")
+            with open(path, "rb") as a, open(other, "rb") as b:
+                self.assertEqual(a.read(), b.read())
+        self.succeeds("convert", LLAMA, "-o", path, "--target-bpw", "6.5", "--tensor-type", "attn_q=q4_0",
+                      "--force")
+        types = self.gguf_types(path)
+        self.assertEqual({types[f"blk.{i}.attn_q.weight"] for i in range(2)}, {2})
+        self.assertGreater(len(set(types.values())), 2)
+        for options, says in ((["--target-size", "1000"], "too small"), (["--target-bpw", "-1"], "--target-bpw"),
+                              (["--target-size", "many"], "not a size"),
+                              (["--target-bpw", "4", "--type", "q8_0"], "leave out --type")):
+            self.fails(2, "convert", LLAMA, "-o", path, "--force", *options, says=says)
+
     def test_refusals(self):
         path = self.path("o.gguf")
         self.fails(2, "convert", LLAMA, "-o", path, "--type", "q9", says="q8_0")

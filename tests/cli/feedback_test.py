@@ -15,8 +15,8 @@ from cli_test import FAKE_GPUS, FRESHET, LLAMA, SOURCE, Case, run
 
 FAKE = {**os.environ, "LD_LIBRARY_PATH": f"{FAKE_GPUS}/fake_gpu"}
 COMMANDS = [["run"], ["chat"], ["tokenize"], ["apply-template"], ["inspect"], ["convert"], ["eval"],
-            ["eval", "logits"], ["eval", "perplexity"], ["bench"], ["bench", "serve"], ["bench", "ceilings"],
-            ["bench", "throughput"], ["serve"], ["devices"]]
+            ["eval", "logits"], ["eval", "perplexity"], ["eval", "compare"], ["eval", "quant"], ["eval", "tasks"],
+            ["bench"], ["bench", "serve"], ["bench", "ceilings"], ["bench", "throughput"], ["serve"], ["devices"]]
 
 
 def on_terminal(*arguments, env=None, preexec_fn=None):

@@ -40,17 +40,18 @@ constexpr ActKind act_kind(Format f) {
 }
 
 constexpr const char* kNames[kFormats] = {
-    "f32",    "f16",       "bf16",      "fp8",       "int8",     "q4_0",      "q4_1",    "q5_0",
-    "q5_1",   "q8_0",      "q2_k",      "q3_k",      "q4_k",     "q5_k",      "q6_k",    "iq4_nl",
-    "iq4_xs", "mxfp4",     "int4_g128", "int4_g32",  "mxfp8",    "fp8_g32",   "nf4",     "fp4",
-    "nvfp4",  "int2_g128", "int2_g32",  "int3_g128", "int3_g32", "int8_g128", "int8_g32"};
+    "f32",    "f16",       "bf16",      "fp8",       "int8",     "q4_0",      "q4_1",     "q5_0",
+    "q5_1",   "q8_0",      "q2_k",      "q3_k",      "q4_k",     "q5_k",      "q6_k",     "iq4_nl",
+    "iq4_xs", "mxfp4",     "int4_g128", "int4_g32",  "mxfp8",    "fp8_g32",   "nf4",      "fp4",
+    "nvfp4",  "int2_g128", "int2_g32",  "int3_g128", "int3_g32", "int8_g128", "int8_g32", "iq1_s",
+    "iq1_m",  "iq2_xxs",   "iq2_xs",    "iq2_s",     "iq3_xxs",  "iq3_s",     "tq1_0",    "tq2_0"};
 
 template <const IsaKernels& kernels, Format f>
 void run(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes, int64_t first,
          int64_t last) {
   GateCall gate;
   const MatmulCall call = call_of(args, act, act_row_bytes, gate);
-  if (args.tokens > 0) kernels.run[static_cast<size_t>(f)](call, first, last);
+  if (args.tokens > 0) kernels.run_of(f)(call, first, last);
 }
 
 template <Format f>
@@ -99,7 +100,7 @@ constexpr MatmulKernel row() {
           (kernels.gates >> static_cast<int>(f) & 1) != 0};
 }
 
-constexpr size_t kRows = 160;
+constexpr size_t kRows = size_t{8} * kFormats;  // every format with every instruction set
 struct Rows {
   std::array<MatmulKernel, kRows> rows{};
   size_t count = 0;
@@ -107,7 +108,7 @@ struct Rows {
 
 template <const IsaKernels& kernels, CpuIsa isa, size_t... i>
 void append(Rows& to, std::index_sequence<i...>) {
-  ((kernels.run[i] != nullptr
+  ((kernels.run_of(static_cast<Format>(i)) != nullptr
         ? void(to.rows[to.count++] = row<kernels, isa, static_cast<Format>(i)>())
         : void()),
    ...);

@@ -12,6 +12,7 @@ const IsaKernels kAvxVnniKernels = {
             FRESHET_NO_SMALL_FLOAT_KERNELS, FRESHET_GROUP_KERNELS},
     .bf16 = nullptr,
     .q8x256 = nullptr,
-    .int8 = nullptr};
+    .int8 = nullptr,
+    .grids = kAvxVnniGrids};
 
 }  // namespace freshet::cpu

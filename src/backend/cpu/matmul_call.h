@@ -44,15 +44,28 @@ using MatmulRun = void (*)(const MatmulCall& call, int64_t first, int64_t last);
 using EncodeRow = void (*)(const float* x, int64_t cols, int64_t first, int64_t last, bool fine,
                            uint8_t* out);
 
-inline constexpr int kFormats = 31;
+inline constexpr int kFormats = 40;
+
+// Grid and ternary formats, which follow each other in quant::Format: their kernels are sources of
+// their own.
+inline constexpr quant::Format kFirstGrid = quant::Format::kIQ1_S;
+inline constexpr int kGrids = 9;
+static_assert(static_cast<int>(quant::Format::kTQ2_0) - static_cast<int>(kFirstGrid) == kGrids - 1);
 
 // The kernels of one instruction set; nullptr if it has none of its own.
 struct IsaKernels {
-  MatmulRun run[kFormats];  // by quant::Format
+  MatmulRun run[kFormats];  // by quant::Format, but for those of `grids`
   EncodeRow bf16;
   EncodeRow q8x256;
   EncodeRow int8;
-  uint64_t gates = 0;  // bit f: whether GEMMs of format f accept MatmulCall::gate
+  uint64_t gates = 0;                // bit f: whether GEMMs of format f accept MatmulCall::gate
+  const MatmulRun* grids = nullptr;  // by quant::Format, from kFirstGrid on
+
+  constexpr MatmulRun run_of(quant::Format f) const {
+    const int at = static_cast<int>(f) - static_cast<int>(kFirstGrid);
+    const bool in_grids = grids != nullptr && at >= 0 && at < kGrids;
+    return in_grids ? grids[at] : run[static_cast<int>(f)];
+  }
 };
 
 extern const IsaKernels kScalarKernels;
@@ -63,5 +76,12 @@ extern const IsaKernels kAvx512VnniKernels;
 extern const IsaKernels kAmxKernels;
 extern const IsaKernels kNeonKernels;
 extern const IsaKernels kNeonDotKernels;
+
+extern const MatmulRun kScalarGrids[kGrids];
+extern const MatmulRun kAvx2Grids[kGrids];
+extern const MatmulRun kAvxVnniGrids[kGrids];
+extern const MatmulRun kAvx512VnniGrids[kGrids];
+extern const MatmulRun kNeonGrids[kGrids];
+extern const MatmulRun kNeonDotGrids[kGrids];
 
 }  // namespace freshet::cpu

@@ -23,6 +23,15 @@
 //   q5_k     32 lines, 8 of high bits, 3 of scales, d[16] dmin[16] f16
 //   q6_k     32 lines, 16 of high bits, 4 of scales                      d[16] f16
 //   iq4_xs   32 lines, 1 of scales, d[16] f16, scales_h[16] u16
+//   iq1_s    12 lines                                                    d[16] f16
+//   iq1_m    14 lines
+//   iq2_xxs  16 lines                                                    d[16] f16
+//   iq2_xs   18 lines                                                    d[16] f16
+//   iq2_s    20 lines                                                    d[16] f16
+//   iq3_xxs  24 lines                                                    d[16] f16
+//   iq3_s    27 lines                                                    d[16] f16
+//   tq1_0    13 lines                                                    d[16] f16
+//   tq2_0    16 lines                                                    d[16] f16
 //   f32      a block is 32 k: 32 lines, each 16 rows x 1 k
 //   f16      16 lines, each two k: 16 rows of the even one, then 16 rows of the odd one
 //   bf16     16 lines, each 16 rows x 2 k (a row of an AMX BF16 tile): for every four k,
@@ -118,6 +127,23 @@ constexpr PanelLayout panel_layout(quant::Format f) {
       return {128, 33 * kLine, 0};
     case Format::kInt8G32:
       return {32, 9 * kLine, 0};
+    case Format::kIQ1_S:
+      return {256, 12 * kLine, 32};
+    case Format::kIQ1_M:
+      return {256, 14 * kLine, 0};
+    case Format::kIQ2_XXS:
+    case Format::kTQ2_0:
+      return {256, 16 * kLine, 32};
+    case Format::kIQ2_XS:
+      return {256, 18 * kLine, 32};
+    case Format::kIQ2_S:
+      return {256, 20 * kLine, 32};
+    case Format::kIQ3_XXS:
+      return {256, 24 * kLine, 32};
+    case Format::kIQ3_S:
+      return {256, 27 * kLine, 32};
+    case Format::kTQ1_0:
+      return {256, 13 * kLine, 32};
   }
   return {};
 }

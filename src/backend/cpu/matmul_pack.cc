@@ -62,6 +62,24 @@ constexpr BlockMap block_map(Format f) {
       return {{{0, 4, 32, 0}, {128, 4, 16, 2048}, {192, 4, 4, 3072}, {208, 2, 1, 0, true}}, 4};
     case Format::kIQ4_XS:
       return {{{8, 4, 32, 0}, {4, 4, 1, 2048}, {0, 2, 1, 2112}, {2, 2, 1, 2144}}, 4};
+    case Format::kIQ1_S:
+      return {{{2, 4, 12, 0}, {0, 2, 1, 0, true}}, 2};
+    case Format::kIQ1_M:
+      return {{{0, 4, 14, 0}}, 1};
+    case Format::kIQ2_XXS:
+      return {{{2, 4, 16, 0}, {0, 2, 1, 0, true}}, 2};
+    case Format::kIQ2_XS:
+      return {{{2, 4, 18, 0}, {0, 2, 1, 0, true}}, 2};
+    case Format::kIQ2_S:
+      return {{{2, 4, 20, 0}, {0, 2, 1, 0, true}}, 2};
+    case Format::kIQ3_XXS:
+      return {{{2, 4, 24, 0}, {0, 2, 1, 0, true}}, 2};
+    case Format::kIQ3_S:
+      return {{{2, 4, 27, 0}, {0, 2, 1, 0, true}}, 2};
+    case Format::kTQ1_0:
+      return {{{0, 4, 13, 0}, {52, 2, 1, 0, true}}, 2};
+    case Format::kTQ2_0:
+      return {{{0, 4, 16, 0}, {64, 2, 1, 0, true}}, 2};
     case Format::kF32:
       return {{{0, 4, 32, 0}}, 1};
     case Format::kF16:
@@ -117,6 +135,11 @@ static_assert(covers(Format::kNVFP4, 9) && covers(Format::kInt2G128, 36));
 static_assert(covers(Format::kInt2G32, 12) && covers(Format::kInt3G128, 52));
 static_assert(covers(Format::kInt3G32, 16) && covers(Format::kInt8G128, 132));
 static_assert(covers(Format::kInt8G32, 36));
+static_assert(covers(Format::kIQ1_S, 50) && covers(Format::kIQ1_M, 56));
+static_assert(covers(Format::kIQ2_XXS, 66) && covers(Format::kIQ2_XS, 74));
+static_assert(covers(Format::kIQ2_S, 82) && covers(Format::kIQ3_XXS, 98));
+static_assert(covers(Format::kIQ3_S, 110) && covers(Format::kTQ1_0, 54));
+static_assert(covers(Format::kTQ2_0, 66));
 
 // Rearranges the 32 high bits of a row of Q5_0 or Q5_1: bit 4 p + j goes to bit p of byte j, so
 // that they line up with quad p of a line.

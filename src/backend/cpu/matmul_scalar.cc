@@ -14,6 +14,7 @@ const IsaKernels kScalarKernels = {
     .bf16 = encode_bf16,
     .q8x256 = encode_q8x256,
     .int8 = encode_int8,
+    .grids = kScalarGrids,
 };
 
 }  // namespace freshet::cpu

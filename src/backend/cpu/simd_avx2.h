@@ -206,6 +206,10 @@ FRESHET_INLINE F32 level_at(const float (&levels)[16], I32 index) {
   const __m256 low = _mm256_loadu_ps(levels), high = _mm256_loadu_ps(levels + 8);
   return {level_of_eight(low, high, index.a), level_of_eight(low, high, index.b)};
 }
+FRESHET_INLINE I32 gather(const uint32_t* table, I32 index) {
+  const int* t = reinterpret_cast<const int*>(table);
+  return {_mm256_i32gather_epi32(t, index.a, 4), _mm256_i32gather_epi32(t, index.b, 4)};
+}
 FRESHET_INLINE __m256i quad(const int8_t* p) {
   int32_t v;
   std::memcpy(&v, p, 4);

@@ -180,6 +180,9 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
 FRESHET_INLINE F32 level_at(const float (&levels)[16], I32 index) {
   return _mm512_permutexvar_ps(index, _mm512_loadu_ps(levels));
 }
+FRESHET_INLINE I32 gather(const uint32_t* table, I32 index) {
+  return _mm512_i32gather_epi32(index, table, 4);
+}
 
 inline constexpr bool kFlipsSigns = false;
 #if defined(__AVX512VNNI__)

@@ -234,6 +234,13 @@ FRESHET_INLINE F32 level_at(const float (&levels)[16], I32 index) {
                r.v[i] = vreinterpretq_f32_u8(vqtbl4q_u8(t, vreinterpretq_u8_u32(bytes))))
   return r;
 }
+FRESHET_INLINE I32 gather(const uint32_t* table, I32 index) {
+  alignas(64) uint32_t at[16];
+  std::memcpy(at, &index, sizeof at);
+  for (uint32_t& x : at) x = table[x];
+  std::memcpy(&index, at, sizeof at);
+  return index;
+}
 
 inline constexpr bool kFlipsSigns = false;
 inline constexpr bool kPairScales = false;

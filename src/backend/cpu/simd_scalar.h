@@ -229,6 +229,10 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
 FRESHET_INLINE F32 level_at(const float (&levels)[16], I32 index) {
   return each<F32>([&](int i) { return levels[index.v[i] & 15]; });
 }
+// Lane i becomes table[index of lane i].
+FRESHET_INLINE I32 gather(const uint32_t* table, I32 index) {
+  return each<I32>([&](int i) { return static_cast<int32_t>(table[index.v[i]]); });
+}
 
 // Whether dot_group() exists, see dot_quads.inl.
 inline constexpr bool kSumsStart = false;

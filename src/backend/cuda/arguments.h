@@ -49,6 +49,16 @@ inline Code code_of(quant::Format format) {
       return Code::kInt4G128;
     case quant::Format::kInt4G32:
       return Code::kInt4G32;
+    case quant::Format::kIQ1_S:
+    case quant::Format::kIQ1_M:
+    case quant::Format::kIQ2_XXS:
+    case quant::Format::kIQ2_XS:
+    case quant::Format::kIQ2_S:
+    case quant::Format::kIQ3_XXS:
+    case quant::Format::kIQ3_S:
+    case quant::Format::kTQ1_0:
+    case quant::Format::kTQ2_0:
+      break;
   }
   return Code::kCount;
 }

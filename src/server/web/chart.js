@@ -31,6 +31,7 @@ export class LineChart {
     head.append(element('span', '', unit));
     this.canvas = element('canvas');
     this.canvas.setAttribute('role', 'img');
+    this.canvas.setAttribute('aria-label', title);  // until there are numbers
     this.canvas.tabIndex = 0;
     this.legend = element('div', 'legend');
     this.cells = lines.map((line, i) => {

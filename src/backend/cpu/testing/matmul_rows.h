@@ -25,7 +25,17 @@ inline std::vector<int> scale_offsets(Format f) {
     case Format::kQ8_0:
     case Format::kIQ4_NL:
     case Format::kIQ4_XS:
+    case Format::kIQ1_S:
+    case Format::kIQ2_XXS:
+    case Format::kIQ2_XS:
+    case Format::kIQ2_S:
+    case Format::kIQ3_XXS:
+    case Format::kIQ3_S:
       return {0};
+    case Format::kTQ1_0:
+      return {52};
+    case Format::kTQ2_0:
+      return {64};
     case Format::kQ4_1:
     case Format::kQ5_1:
     case Format::kQ4_K:
@@ -39,6 +49,14 @@ inline std::vector<int> scale_offsets(Format f) {
       return {208};
     default:
       return {};
+  }
+}
+
+// Writes the f16 scale of a block of IQ1_M: a nibble is at the top of each of the last four words.
+inline void put_scale_of_iq1_m(uint8_t* block, uint16_t d) {
+  for (int i = 0; i < 4; ++i) {
+    uint8_t& high = block[49 + 2 * i];
+    high = static_cast<uint8_t>((high & 15) | (d >> (4 * i) & 15) << 4);
   }
 }
 
@@ -150,6 +168,10 @@ inline std::vector<std::vector<uint8_t>> random_rows(Format f, int64_t rows, int
             values == Values::kExtreme ? extremes[rng() % 8] : f32_to_f16(0.01f * normal(rng));
         std::memcpy(&row[at + static_cast<size_t>(offset)], &d, 2);
       }
+      if (f == Format::kIQ1_M) {
+        put_scale_of_iq1_m(&row[at], values == Values::kExtreme ? extremes[rng() % 8]
+                                                                : f32_to_f16(0.01f * normal(rng)));
+      }
       if (f == Format::kMXFP4 && values != Values::kExtreme) {
         row[at] = static_cast<uint8_t>(118 + rng() % 8);
       }
@@ -157,7 +179,12 @@ inline std::vector<std::vector<uint8_t>> random_rows(Format f, int64_t rows, int
   }
   if (values == Values::kBadScale) {
     const uint16_t nan = 0x7e00;
-    std::memcpy(&out[kBadRow][static_cast<size_t>(scale_offsets(f)[0])], &nan, 2);
+    uint8_t* const block = out[kBadRow].data();
+    if (f == Format::kIQ1_M) {
+      put_scale_of_iq1_m(block, nan);
+    } else {
+      std::memcpy(block + scale_offsets(f)[0], &nan, 2);
+    }
   }
   return out;
 }

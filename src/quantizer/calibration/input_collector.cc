@@ -1,0 +1,143 @@
+#include "quantizer/calibration/input_collector.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/hash.h"
+
+namespace freshet::quantizer {
+
+struct InputCollector::Shared {
+  InputStats stats;
+  std::vector<double> sum_abs, sum_square;  // [cols]
+  int64_t seen_in_step = -1;                // index of the last step that was added
+};
+
+InputCollector::InputCollector(const Wants& wants, ops::Ops& ops, int64_t step_tokens,
+                               int64_t step_cols)
+    : wants_(wants), ops_(ops), step_tokens_(step_tokens), step_cols_(step_cols) {}
+
+InputCollector::~InputCollector() = default;
+
+void InputCollector::begin_step() {
+  in_step_.clear();
+}
+
+void InputCollector::before(const ops::Weight& weight, const Matrix& x) {
+  if (weight.id < 0 || x.rows == 0 || !failure_.ok()) return;
+  uint64_t hash = static_cast<uint64_t>(x.rows) << 32 | static_cast<uint64_t>(x.cols);
+  for (int64_t r = 0; r < x.rows; ++r) {
+    hash = hash_bytes(
+        {reinterpret_cast<const uint8_t*>(x.row(r)), static_cast<size_t>(x.cols) * sizeof(float)},
+        hash);
+  }
+  const auto known = by_id_.find(weight.id);
+  const auto same = in_step_.find(hash);
+  if (same != in_step_.end() && (known == by_id_.end() || known->second == same->second)) {
+    by_id_[weight.id] = same->second;
+    return;
+  }
+  Shared* s = known == by_id_.end() ? nullptr : known->second;
+  if (s == nullptr) {
+    s = all_.emplace_back(std::make_unique<Shared>()).get();
+    const auto cols = static_cast<size_t>(x.cols);
+    s->stats.cols = x.cols;
+    s->stats.max_abs.resize(cols);
+    s->sum_abs.resize(cols);
+    s->sum_square.resize(cols);
+    if (wants_.gram) s->stats.gram.resize(cols * cols);
+    by_id_[weight.id] = s;
+  }
+  in_step_[hash] = s;
+  add_samples(*s, x);
+  add_sums(*s, x);
+  if (wants_.gram) add_gram(*s, x);
+}
+
+void InputCollector::add_samples(Shared& s, const Matrix& x) {
+  if (wants_.sample_every == 0) return;
+  for (int64_t r = 0; r < x.rows; ++r) {
+    if ((s.stats.tokens + r) % wants_.sample_every != 0) continue;
+    s.stats.samples.insert(s.stats.samples.end(), x.row(r), x.row(r) + x.cols);
+  }
+}
+
+void InputCollector::add_sums(Shared& s, const Matrix& x) {
+  constexpr int64_t kColumns = 64;  // of a task
+  ops_.pool().parallel_for((x.cols + kColumns - 1) / kColumns, [&](int64_t task, int) {
+    const auto first = static_cast<size_t>(task * kColumns);
+    const auto last = std::min(static_cast<size_t>(x.cols), first + kColumns);
+    for (int64_t r = 0; r < x.rows; ++r) {
+      const float* row = x.row(r);
+      for (size_t c = first; c < last; ++c) {
+        const float magnitude = std::fabs(row[c]);
+        s.sum_abs[c] += magnitude;
+        s.sum_square[c] += static_cast<double>(row[c]) * row[c];
+        s.stats.max_abs[c] = std::max(s.stats.max_abs[c], magnitude);
+      }
+    }
+  });
+  s.stats.tokens += x.rows;
+}
+
+// gram += x^T x, as products of x^T with itself as a weight: the kernels of the model do the work.
+void InputCollector::add_gram(Shared& s, const Matrix& x) {
+  constexpr int64_t kPad = 32;  // the kernels' step along a row
+  const int64_t most = std::max<int64_t>(step_cols_ / kPad, 1) * kPad;
+  for (int64_t first = 0; first < x.rows; first += most) {
+    const int64_t tokens = std::min(most, x.rows - first);
+    const int64_t padded = (tokens + kPad - 1) / kPad * kPad;
+    turned_.assign(static_cast<size_t>(x.cols * padded), 0.0f);
+    constexpr int64_t kTurned = 64;  // columns of a task
+    ops_.pool().parallel_for((x.cols + kTurned - 1) / kTurned, [&](int64_t task, int) {
+      const int64_t last = std::min(x.cols, (task + 1) * kTurned);
+      for (int64_t t = 0; t < tokens; ++t) {
+        const float* row = x.row(first + t);
+        for (int64_t c = task * kTurned; c < last; ++c)
+          turned_[static_cast<size_t>(c * padded + t)] = row[c];
+      }
+    });
+    std::vector<const uint8_t*> rows(static_cast<size_t>(x.cols));
+    for (size_t c = 0; c < rows.size(); ++c)
+      rows[c] = reinterpret_cast<const uint8_t*>(turned_.data() + c * static_cast<size_t>(padded));
+    auto weight = ops_.pack(quant::Format::kF32, rows, padded);
+    if (!weight.ok()) {
+      failure_ = weight.status();
+      return;
+    }
+    for (int64_t c = 0; c < x.cols; c += step_tokens_) {
+      const int64_t count = std::min(step_tokens_, x.cols - c);
+      const Matrix in{turned_.data() + c * padded, count, padded, padded};
+      ops::Product product;
+      product.weight = &*weight;
+      product.out = {s.stats.gram.data() + c * x.cols, count, x.cols, x.cols};
+      product.add = true;
+      ops_.matmul(in, {&product, 1});
+    }
+  }
+}
+
+Status InputCollector::finish() {
+  if (!failure_.ok()) return failure_;
+  for (const auto& s : all_) {
+    InputStats& stats = s->stats;
+    const auto tokens = static_cast<double>(stats.tokens);
+    for (size_t c = 0; c < s->sum_abs.size(); ++c) {
+      stats.mean_abs.push_back(static_cast<float>(s->sum_abs[c] / tokens));
+      stats.mean_square.push_back(static_cast<float>(s->sum_square[c] / tokens));
+    }
+    const auto scale = static_cast<float>(1.0 / tokens);
+    ops_.pool().parallel_for(stats.gram.empty() ? 0 : stats.cols, [&](int64_t r, int) {
+      float* row = stats.gram.data() + r * stats.cols;
+      for (int64_t c = 0; c < stats.cols; ++c) row[c] *= scale;
+    });
+  }
+  return {};
+}
+
+const InputStats* InputCollector::of(int32_t id) const {
+  const auto found = by_id_.find(id);
+  return found == by_id_.end() ? nullptr : &found->second->stats;
+}
+
+}  // namespace freshet::quantizer

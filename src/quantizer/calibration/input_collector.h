@@ -1,0 +1,55 @@
+// Statistics of the inputs of linear layers, gathered while a part of a model runs.
+//
+// Projections that read the same numbers share one set of statistics: the first step that a
+// projection takes part in tells. Sums follow the order of tokens, so they depend neither on the
+// number of threads nor on anything but the sequence of steps. Use on the step thread of a CPU.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "ops/hooks.h"
+#include "ops/ops.h"
+#include "quantizer/methods/input_stats.h"
+
+namespace freshet::quantizer {
+
+class InputCollector final : public ops::ProjectionHooks {
+ public:
+  struct Wants {
+    bool gram = false;
+    // The first input of every `sample_every` is kept as it is; 0: none.
+    int64_t sample_every = 0;
+  };
+  // `ops` are those of the model, reserved for steps of at most `step_tokens` tokens and inputs of
+  // at least `step_cols` columns.
+  InputCollector(const Wants& wants, ops::Ops& ops, int64_t step_tokens, int64_t step_cols);
+  ~InputCollector() override;
+
+  void before(const ops::Weight& weight, const Matrix& x) override;
+
+  void begin_step();  // call before each step
+  Status finish();    // and this after the last
+  // Of the projection with this Weight::id, after finish(); nullptr: no token came by.
+  const InputStats* of(int32_t id) const;
+
+ private:
+  struct Shared;  // statistics of one input
+  void add_sums(Shared& s, const Matrix& x);
+  void add_gram(Shared& s, const Matrix& x);
+  void add_samples(Shared& s, const Matrix& x);
+
+  Wants wants_;
+  ops::Ops& ops_;
+  int64_t step_tokens_, step_cols_;
+  std::vector<std::unique_ptr<Shared>> all_;
+  std::map<int32_t, Shared*> by_id_;
+  std::map<uint64_t, Shared*> in_step_;  // by the hash of the numbers
+  std::vector<float> turned_;            // inputs, transposed
+  Status failure_;
+};
+
+}  // namespace freshet::quantizer

@@ -1,0 +1,190 @@
+// bitsandbytes: a module X has
+//
+//   4 bits   X.weight U8 [N*K/2, 1] (the first of a pair in the high half), X.weight.absmax F32 for
+//            each 64 numbers, X.weight.quant_map F32 [16] and
+//            X.weight.quant_state.bitsandbytes__nf4 (or fp4), the bytes of a JSON object. With
+//            double quantisation absmax is U8, and there are X.weight.nested_absmax F32 and
+//            X.weight.nested_quant_map F32 [256]
+//   8 bits   X.weight I8 [N, K] and X.SCB F32 [N], the greatest magnitude of each row: a number is
+//            code * SCB / 127
+//
+// Blocks of 64 run through the matrix as a whole. Here they end with rows: rows that are no
+// multiple of 64 are refused.
+#include <array>
+#include <cmath>
+
+#include "quantizer/containers/double_quantisation.h"
+#include "quantizer/containers/loader_facts.h"
+#include "quantizer/containers/packing.h"
+#include "quantizer/containers/rows.h"
+
+namespace freshet::quantizer {
+namespace {
+
+constexpr int64_t kBnbBlock = 64;
+constexpr float kMostCode = 127.0f;
+
+// The published code books, as F32. (QLoRA, appendix E; the FP4 of bitsandbytes has one bit of
+// mantissa and divides by its greatest number.)
+constexpr std::array<float, 16> kNf4Book = {
+    -1.0f,
+    -0.6961928009986877f,
+    -0.5250730514526367f,
+    -0.39491748809814453f,
+    -0.28444138169288635f,
+    -0.18477343022823334f,
+    -0.09105003625154495f,
+    0.0f,
+    0.07958029955625534f,
+    0.16093020141124725f,
+    0.24611230194568634f,
+    0.33791524171829224f,
+    0.44070982933044434f,
+    0.5626170039176941f,
+    0.7229568362236023f,
+    1.0f,
+};
+constexpr float kThird = 0.3333333432674408f, kSixth = 0.1666666716337204f,
+                kTwoThirds = 0.6666666865348816f, kLeastFp4 = 0.0052083334885537624f;
+constexpr std::array<float, 16> kFp4Book = {
+    0.0f, kLeastFp4,  kTwoThirds,  1.0f,  kThird,  0.5f,  kSixth,  0.25f,
+    0.0f, -kLeastFp4, -kTwoThirds, -1.0f, -kThird, -0.5f, -kSixth, -0.25f};
+
+bool bnb_table(const Scheme& s) {
+  return s.levels == Levels::kNF4 || s.levels == Levels::kFP4;
+}
+
+Status bnb_supports(const Scheme& s) {
+  const bool table = bnb_table(s) && s.group == kBnbBlock && s.group_rows == 1;
+  const bool whole = s.levels == Levels::kInteger && s.bits == 8 && s.group == 0 &&
+                     s.group_rows == 1 && s.symmetric && s.activations == Activations::kInt8Token;
+  if ((table || whole) && s.scale == ScaleType::kF32) return {};
+  return unsupported("bitsandbytes holds the schemes NF4, FP4 and LLM_INT8, not {}", s.name);
+}
+
+// The SCB that means this scale.
+float scb_of(float scale) {
+  const float near = scale * kMostCode;
+  for (const float v : {near, std::nextafterf(near, 0.0f), std::nextafterf(near, INFINITY)}) {
+    if (v / kMostCode == scale) return v;
+  }
+  return near;
+}
+
+Status bnb_settle(CodedMatrix& m, const Scheme& s) {
+  if (s.levels == Levels::kInteger) {
+    for (float& scale : m.scales) scale = scb_of(scale) / kMostCode;
+  } else if (s.double_quantised && m.double_scales.codes.empty()) {
+    m.double_scales = double_quantise(m.scales);
+    m.scales = scales_of(m.double_scales);
+  }
+  return {};
+}
+
+using BnbTensors = Result<std::vector<StoredTensor>>;
+
+BnbTensors pack_int8(const std::string& stem, const CodedMatrix& m, const Scheme& s) {
+  std::vector<float> scb;
+  for (const float scale : m.scales) {
+    scb.push_back(scb_of(scale));
+    if (scb.back() / kMostCode == scale) continue;
+    return internal_error("matrix '{}': scale {} is not settled for bitsandbytes", stem, scale);
+  }
+  std::vector<StoredTensor> out;
+  out.push_back(byte_tensor(stem + ".weight", m, s));
+  out.push_back(f32_tensor(stem + ".SCB", {m.rows}, scb));
+  return out;
+}
+
+// The bytes of quant_state: a JSON object as Python writes it.
+std::string quant_state(const CodedMatrix& m, const Scheme& s, const ModelFacts& facts) {
+  json::Object o;
+  o["quant_type"] = s.levels == Levels::kNF4 ? "nf4" : "fp4";
+  o["blocksize"] = kBnbBlock;
+  o["dtype"] = facts.dtype;
+  o["shape"] = json::Array{m.rows, m.cols};
+  if (s.double_quantised) {
+    o["nested_blocksize"] = kScalesPerBlock;
+    o["nested_dtype"] = "float32";
+    o["nested_offset"] = static_cast<double>(m.double_scales.offset);
+  }
+  return json::write(json::Value(std::move(o)), {.spaces = true});
+}
+
+BnbTensors pack_table(const std::string& stem, const CodedMatrix& m, const Scheme& s,
+                      const ModelFacts& facts) {
+  if (m.cols % kBnbBlock != 0) {
+    return unsupported("matrix '{}' has rows of {} numbers, not whole blocks of {}", stem, m.cols,
+                       kBnbBlock);
+  }
+  const std::string weight = stem + ".weight";
+  StoredTensor codes{weight, "U8", {m.rows * m.cols / 2, 1}, {}};
+  codes.bytes.resize(m.codes.size() / 2);
+  for (size_t i = 0; i < codes.bytes.size(); ++i) {
+    codes.bytes[i] = static_cast<uint8_t>(m.codes[2 * i] << 4 | m.codes[2 * i + 1]);
+  }
+  std::vector<StoredTensor> out;
+  out.push_back(std::move(codes));
+  const auto blocks = static_cast<int64_t>(m.scales.size());
+  if (s.double_quantised) {
+    const DoubleScales& d = m.double_scales;
+    if (scales_of(d) != m.scales) {
+      return internal_error("matrix '{}': its scales are not settled for bitsandbytes", stem);
+    }
+    out.push_back({weight + ".absmax", "U8", {blocks}, d.codes});
+    out.push_back(f32_tensor(weight + ".nested_absmax", {std::ssize(d.absmax)}, d.absmax));
+    out.push_back(f32_tensor(weight + ".nested_quant_map", {256}, dynamic_map()));
+  } else {
+    out.push_back(f32_tensor(weight + ".absmax", {blocks}, m.scales));
+  }
+  const bool nf4 = s.levels == Levels::kNF4;
+  out.push_back(f32_tensor(weight + ".quant_map", {16}, nf4 ? kNf4Book : kFp4Book));
+  const std::string state = quant_state(m, s, facts);
+  out.push_back({fmt::format("{}.quant_state.bitsandbytes__{}", weight, nf4 ? "nf4" : "fp4"),
+                 "U8",
+                 {std::ssize(state)},
+                 std::vector<uint8_t>(state.begin(), state.end())});
+  return out;
+}
+
+BnbTensors bnb_pack(const std::string& stem, const CodedMatrix& m, const Scheme& s,
+                    const ModelFacts& facts) {
+  FRESHET_RETURN_IF_ERROR(bnb_supports(s));
+  FRESHET_RETURN_IF_ERROR(check_matrix(stem, m, s));
+  return bnb_table(s) ? pack_table(stem, m, s, facts) : pack_int8(stem, m, s);
+}
+
+Result<json::Value> bnb_config(const ConfigRequest& request) {
+  FRESHET_ASSIGN_OR_RETURN(const Scheme s, only_scheme(request, "bitsandbytes"));
+  const bool table = bnb_table(s);
+  json::Object o;
+  o["quant_method"] = "bitsandbytes";
+  o["load_in_4bit"] = table;
+  o["load_in_8bit"] = !table;
+  o["bnb_4bit_quant_type"] = s.levels == Levels::kNF4 ? "nf4" : "fp4";
+  o["bnb_4bit_use_double_quant"] = s.double_quantised;
+  o["bnb_4bit_compute_dtype"] = request.dtype;
+  o["bnb_4bit_quant_storage"] = "uint8";
+  o["llm_int8_threshold"] = 6.0;
+  o["llm_int8_has_fp16_weight"] = false;
+  o["llm_int8_enable_fp32_cpu_offload"] = false;
+  o["llm_int8_skip_modules"] = ignored_names(request);
+  return json::Value(std::move(o));
+}
+
+std::vector<Loader> bnb_loaders(const Scheme& s, const ModelFacts& facts) {
+  std::vector<Loader> out;
+  out.push_back(freshet_loader(facts, bnb_table(s) ? kBnbBlock : 1));
+  out.push_back(loads_in("vLLM"));
+  out.push_back(loads_in("SGLang"));
+  out.push_back(loads_in("transformers", "with bitsandbytes"));
+  out.push_back(llama_cpp_loader());
+  return out;
+}
+
+}  // namespace
+
+const Container kBitsAndBytesContainer = {"bitsandbytes", bnb_supports, as_it_is,      bnb_settle,
+                                          bnb_pack,       bnb_config,   no_side_files, bnb_loaders};
+
+}  // namespace freshet::quantizer

@@ -1,0 +1,168 @@
+#include <algorithm>
+#include <cmath>
+
+#include "quantizer/methods/methods.h"
+#include "quantizer/methods/solver.h"
+
+namespace freshet::quantizer {
+namespace {
+
+// A copy of the matrix that holds finite numbers.
+std::vector<float> usable_weights(const float* w, int64_t rows, int64_t cols, int64_t& non_finite) {
+  std::vector<float> out(w, w + rows * cols);
+  float most = 0.0f;
+  for (const float v : out) {
+    if (std::isfinite(v)) {
+      most = std::max(most, std::abs(v));
+    } else {
+      ++non_finite;
+    }
+  }
+  if (non_finite > 0) {
+    for (float& v : out) {
+      if (std::isnan(v)) v = 0.0f;
+      v = std::clamp(v, -most, most);
+    }
+  }
+  return out;
+}
+
+// A GGUF type with an encoder of its own: rows go through it, weighted but without feedback.
+Quantised encode_rows(const std::vector<float>& w, int64_t rows, int64_t cols, quant::Format format,
+                      const float* weights, ThreadPool& pool) {
+  EncodedRows out{format, rows, cols, {}};
+  const size_t bytes = quant::row_bytes(format, cols);
+  out.bytes.resize(static_cast<size_t>(rows) * bytes);
+  pool.parallel_for(rows, [&](int64_t r, int) {
+    quant::info(format).encode(w.data() + r * cols,
+                               out.bytes.data() + static_cast<size_t>(r) * bytes, cols, weights);
+  });
+  return {std::move(out), {}};
+}
+
+}  // namespace
+
+Inputs prepare_inputs(const InputStats& stats, bool feedback, const HessianOptions& options,
+                      ThreadPool& pool) {
+  Inputs in;
+  in.cols = stats.cols;
+  const auto n = static_cast<size_t>(stats.cols);
+  if (stats.mean_square.size() == n) {
+    in.mean_square = stats.mean_square;
+  } else if (stats.gram.size() == n * n) {
+    for (size_t j = 0; j < n; ++j) in.mean_square.push_back(stats.gram[j * (n + 1)]);
+  }
+  for (float& v : in.mean_square) {
+    if (!(v >= 0.0f) || !std::isfinite(v)) v = 0.0f;
+  }
+  if (feedback) in.hessian = prepare_hessian(stats, options, pool, in.note);
+  return in;
+}
+
+Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, const Target& target,
+                                  const Inputs& inputs, const MethodOptions& options,
+                                  ThreadPool& pool) {
+  if (inputs.cols != 0 && inputs.cols != cols) {
+    return invalid_argument("statistics of {} inputs for a matrix of {} columns", inputs.cols,
+                            cols);
+  }
+  FRESHET_ASSIGN_OR_RETURN(
+      auto grid, make_grid(target, rows, cols, {options.search_ranges, options.tensor_max}));
+  LinearReport report;
+  const std::vector<float> usable = usable_weights(w, rows, cols, report.non_finite);
+  const float* const mean_square = inputs.mean_square.empty() ? nullptr : inputs.mean_square.data();
+  const float* const weights = options.weighted ? mean_square : nullptr;
+  const bool wanted = options.rounding == Rounding::kFeedback;
+  const Hessian* const hessian = inputs.hessian ? &*inputs.hessian : nullptr;
+  if (grid == nullptr) {
+    const auto format = std::get<quant::Format>(target);
+    if (quant::info(format).encode == nullptr) {
+      return unsupported("{} can be read, but not written", quant::info(format).name);
+    }
+    Quantised out = encode_rows(usable, rows, cols, format, weights, pool);
+    out.report = report;
+    if (wanted) out.report.note = "this type has no error feedback: rounded to the nearest";
+    return out;
+  }
+  if (wanted && hessian == nullptr) report.note = inputs.note + ": rounded to the nearest";
+  if (hessian != nullptr) {
+    report.dead_columns = hessian->dead_columns;
+    if (wanted) report.damping = hessian->damping;
+  }
+  grid->prepare(usable.data(), weights);
+  const int64_t panels = (rows + PanelSolver::kRows - 1) / PanelSolver::kRows;
+  std::vector<QuadraticError> errors(static_cast<size_t>(panels));
+  pool.parallel_for(panels, [&](int64_t panel, int) {
+    PanelSolver solver(*grid, hessian, weights);
+    const int64_t first = panel * PanelSolver::kRows;
+    solver.load(usable.data(), first,
+                static_cast<int>(std::min<int64_t>(PanelSolver::kRows, rows - first)));
+    solver.fit();
+    if (wanted && hessian != nullptr) {
+      solver.feedback();
+      for (int sweep = 0; sweep < options.sweeps; ++sweep) solver.improve();
+    } else {
+      solver.round();
+    }
+    errors[static_cast<size_t>(panel)] =
+        solver.measure(hessian != nullptr ? hessian->moments.data() : nullptr, mean_square);
+    solver.store(*grid);
+  });
+  for (const QuadraticError& e : errors) {
+    report.error += e.error;
+    report.energy += e.energy;
+  }
+  report.relative_error = report.energy > 0.0 ? report.error / report.energy : 0.0;
+  return Quantised{grid->take(), std::move(report)};
+}
+
+std::vector<float> dequantise(const QuantisedMatrix& matrix, const Scheme* scheme) {
+  if (const auto* rows = std::get_if<EncodedRows>(&matrix)) {
+    std::vector<float> out(static_cast<size_t>(rows->rows * rows->cols));
+    const quant::FormatInfo& info = quant::info(rows->format);
+    const size_t bytes = quant::row_bytes(rows->format, rows->cols);
+    for (int64_t r = 0; r < rows->rows; ++r) {
+      info.decode(rows->bytes.data() + static_cast<size_t>(r) * bytes, out.data() + r * rows->cols,
+                  rows->cols);
+    }
+    return out;
+  }
+  FRESHET_CHECK(scheme != nullptr, "codes mean nothing without their scheme");
+  return dequantise(std::get<CodedMatrix>(matrix), *scheme);
+}
+
+std::vector<float> dequantise(const CodedMatrix& m, const Scheme& scheme) {
+  const int64_t group = scheme.group == 0 ? m.cols : scheme.group;
+  const int64_t groups = (m.cols + group - 1) / group;
+  const int64_t group_rows = scheme.group_rows == 0 ? m.rows : scheme.group_rows;
+  std::array<float, 256> level{};
+  if (const CodeTable* table = code_table(scheme.levels)) {
+    for (int i = 0; i < table->size; ++i) level[table->codes[i]] = table->levels[i];
+  } else {
+    for (int i = 0; i < 256; ++i) {
+      level[static_cast<size_t>(i)] = scheme.levels == Levels::kE4M3
+                                          ? quant::e4m3_to_f32(static_cast<uint8_t>(i))
+                                          : static_cast<float>(i);
+    }
+  }
+  const float middle = scheme.levels == Levels::kInteger && scheme.symmetric
+                           ? static_cast<float>(1 << (scheme.bits - 1))
+                           : 0.0f;
+  std::vector<float> out(m.codes.size());
+  for (int64_t r = 0; r < m.rows; ++r) {
+    for (int64_t j = 0; j < m.cols; ++j) {
+      const int64_t g =
+          m.group_of_column.empty() ? j / group : m.group_of_column[static_cast<size_t>(j)];
+      const float scale =
+          m.global_scale * m.scales[static_cast<size_t>(r / group_rows * groups + g)];
+      const float zero = m.zeros.empty()
+                             ? middle
+                             : static_cast<float>(m.zeros[static_cast<size_t>(r * groups + g)]);
+      const auto at = static_cast<size_t>(r * m.cols + j);
+      out[at] = scale * (level[m.codes[at]] - zero);
+    }
+  }
+  return out;
+}
+
+}  // namespace freshet::quantizer

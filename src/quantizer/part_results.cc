@@ -1,0 +1,111 @@
+#include "quantizer/part_results.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+
+namespace freshet::quantizer {
+namespace {
+
+namespace fs = std::filesystem;
+
+Status write_failed(const std::string& path) {
+  return resource_exhausted("cannot write {}: {}", path, std::strerror(errno));
+}
+
+// Writes the pieces to a temporary file and renames it.
+Status write_whole(const std::string& path, std::span<const std::span<const uint8_t>> pieces) {
+  const std::string temporary = path + ".tmp";
+  const auto close = [](std::FILE* f) { std::fclose(f); };
+  std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(temporary.c_str(), "wb"), close);
+  if (file == nullptr) return write_failed(temporary);
+  for (const std::span<const uint8_t> piece : pieces) {
+    if (std::fwrite(piece.data(), 1, piece.size(), file.get()) == piece.size()) continue;
+    const Status failed = write_failed(path);
+    std::remove(temporary.c_str());
+    return failed;
+  }
+  if (std::fclose(file.release()) != 0) {
+    const Status failed = write_failed(path);
+    std::remove(temporary.c_str());
+    return failed;
+  }
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) return write_failed(path);
+  return {};
+}
+
+std::span<const uint8_t> bytes_of(const std::string& text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+}  // namespace
+
+Result<PartResults> PartResults::open(const std::string& folder, const std::string& key) {
+  PartResults results(folder);
+  const std::string key_path = folder + "/key";
+  std::ifstream in(key_path, std::ios::binary);
+  const std::string kept((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  if (in && kept == key) return results;
+  std::error_code error;
+  fs::remove_all(folder, error);
+  if (!fs::create_directories(folder, error))
+    return invalid_argument("cannot create {}: {}", folder, error.message());
+  const std::span<const uint8_t> pieces[] = {bytes_of(key)};
+  FRESHET_RETURN_IF_ERROR(write_whole(key_path, pieces));
+  return results;
+}
+
+std::string PartResults::path_of(int part) const {
+  return fmt::format("{}/part-{:05}.safetensors", folder_, part);
+}
+
+bool PartResults::has(int part) const {
+  std::error_code error;
+  return fs::exists(path_of(part), error);
+}
+
+Status PartResults::write(int part, std::span<const StoredTensor> tensors,
+                          const json::Value& record) {
+  json::Object header;
+  json::Object metadata;
+  metadata["record"] = json::write(record);
+  header["__metadata__"] = json::Value(std::move(metadata));
+  size_t at = 0;
+  for (const StoredTensor& t : tensors) {
+    json::Array shape;
+    for (const int64_t d : t.shape) shape.emplace_back(d);
+    json::Object entry;
+    entry["dtype"] = t.dtype;
+    entry["shape"] = json::Value(std::move(shape));
+    entry["data_offsets"] = json::Value(json::Array{at, at + t.bytes.size()});
+    header[t.name] = json::Value(std::move(entry));
+    at += t.bytes.size();
+  }
+  const std::string text = json::write(json::Value(std::move(header)));
+  const uint64_t length = text.size();
+  std::vector<std::span<const uint8_t>> pieces = {
+      {reinterpret_cast<const uint8_t*>(&length), sizeof length}, bytes_of(text)};
+  for (const StoredTensor& t : tensors) pieces.emplace_back(t.bytes);
+  return write_whole(path_of(part), pieces);
+}
+
+Result<PartResults::Part> PartResults::read(int part) const {
+  FRESHET_ASSIGN_OR_RETURN(loader::SafetensorsFile file,
+                           loader::SafetensorsFile::open(path_of(part)));
+  const auto record = file.metadata().find("record");
+  if (record == file.metadata().end())
+    return invalid_argument("{} has no record: delete {}", path_of(part), folder_);
+  FRESHET_ASSIGN_OR_RETURN(json::Value value, json::parse(record->second));
+  return Part{std::move(file), std::move(value)};
+}
+
+void PartResults::remove() {
+  std::error_code error;
+  fs::remove_all(folder_, error);
+}
+
+}  // namespace freshet::quantizer

@@ -1,0 +1,305 @@
+#include "quantizer/quantize.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/hash.h"
+#include "quantizer/calibrate.h"
+#include "quantizer/containers/scheme.h"
+#include "quantizer/quantize_job.h"
+
+namespace freshet::quantizer {
+namespace {
+
+using models::LinearTensor;
+
+}  // namespace
+
+json::Value record_of(const QuantizedLinear& l) {
+  json::Object o;
+  o["tensor"] = l.tensor;
+  o["expert"] = l.expert;
+  o["format"] = l.format;
+  o["rows"] = l.rows;
+  o["cols"] = l.cols;
+  o["tokens"] = l.tokens;
+  o["relative_error"] = l.report.relative_error;
+  o["damping"] = static_cast<double>(l.report.damping);
+  o["dead_columns"] = l.report.dead_columns;
+  o["note"] = l.report.note;
+  return json::Value(std::move(o));
+}
+
+namespace {
+
+QuantizedLinear linear_of(const json::Value& v) {
+  QuantizedLinear l;
+  l.tensor = v.get_string("tensor", "");
+  l.expert = static_cast<int>(v.get_int("expert", -1));
+  l.format = v.get_string("format", "");
+  l.rows = v.get_int("rows", 0);
+  l.cols = v.get_int("cols", 0);
+  l.tokens = v.get_int("tokens", 0);
+  l.report.relative_error = v.get_double("relative_error", 0);
+  l.report.damping = static_cast<float>(v.get_double("damping", 0));
+  l.report.dead_columns = v.get_int("dead_columns", 0);
+  l.report.note = v.get_string("note", "");
+  return l;
+}
+
+}  // namespace
+
+std::string module_name(const std::string& tensor) {
+  constexpr std::string_view kEnd = ".weight";
+  return tensor.ends_with(kEnd) ? tensor.substr(0, tensor.size() - kEnd.size()) : tensor;
+}
+
+QuantizeJob::QuantizeJob(WorkingModel& working, const QuantizeOptions& options)
+    : working_(working), options_(options) {}
+
+// Everything that the result depends on.
+std::string QuantizeJob::key() const {
+  json::Object key;
+  key["version"] = 1;
+  key["producer"] = options_.producer;
+  key["method"] = options_.method.name();
+  key["scheme"] =
+      options_.recipe != nullptr ? std::string(options_.recipe->name()) : options_.scheme.name;
+  key["container"] = options_.container != nullptr ? options_.container->name : "gguf";
+  key["group"] = options_.scheme.group;
+  key["calibration"] = options_.calibration.hash;
+  json::Array ignore;
+  for (const std::string& pattern : options_.ignore) ignore.emplace_back(pattern);
+  key["ignore"] = json::Value(std::move(ignore));
+  json::Array formats;
+  for (const auto& [name, of] : formats_) {
+    for (const quant::Format f : of)
+      formats.emplace_back(name + "|" + std::string(quant::info(f).name));
+  }
+  key["formats"] = json::Value(std::move(formats));
+  json::Array files;
+  for (const MappedFile* file : working_.checkpoint().files()) {
+    files.emplace_back(file->path());
+    files.emplace_back(static_cast<int64_t>(file->bytes().size()));
+    files.emplace_back(file->changed_ns());
+  }
+  key["files"] = json::Value(std::move(files));
+  return json::write(json::Value(std::move(key)));
+}
+
+// Formats for a size are chosen by what the inputs weigh, so these are measured first.
+Status QuantizeJob::weigh_target() {
+  const CalibrationText& text = options_.calibration;
+  if (!options_.target.given() || options_.imatrix != nullptr || text.windows.empty() ||
+      !options_.method.needs_text())
+    return {};
+  CalibrateOptions c;
+  c.memory = options_.memory;
+  c.folder = std::filesystem::path(options_.output).parent_path().string();
+  if (c.folder.empty()) c.folder = ".";
+  c.dataset = text.name;
+  c.progress = [this](double fraction) { return !stopped(fraction); };
+  FRESHET_ASSIGN_OR_RETURN(measured_, calibrate(working_, text.windows, c));
+  return {};
+}
+
+Status QuantizeJob::prepare() {
+  if (options_.recipe != nullptr) {
+    FRESHET_RETURN_IF_ERROR(weigh_target());
+    FRESHET_ASSIGN_OR_RETURN(
+        plan_, plan_gguf(working_.checkpoint(), working_.compute()->pool(), export_options()));
+    for (const Planned& p : plan_->tensors) {
+      if (quant::info(p.format).plain() || p.shape.size() < 2) continue;
+      for (const Planned::Part& part : p.parts) {
+        auto& formats = formats_[part.source->name];
+        if (std::ranges::count(formats, p.format) == 0) formats.push_back(p.format);
+        gguf_names_[part.source->name] = p.name;
+      }
+    }
+  } else {
+    for (const std::string& pattern : options_.ignore) {
+      auto regex = tokenizer::Regex::compile(pattern, tokenizer::RegexDialect::kRust);
+      if (!regex.ok())
+        return invalid_argument("--ignore {}: {}", pattern, regex.status().message());
+      ignored_.push_back(std::move(*regex));
+    }
+  }
+  parts_ = models::parts_of(working_.model().spec);
+  if (options_.imatrix != nullptr) given_.emplace(*options_.imatrix);
+  for (size_t i = 0; i < parts_.size() && options_.container != nullptr; ++i) {
+    FRESHET_ASSIGN_OR_RETURN(const auto linears, working_.linears(parts_[i]));
+    for (const LinearTensor& t : linears) {
+      if (!targets(t).empty()) places_[t.source->name] = {static_cast<int>(i), t};
+    }
+  }
+  return {};
+}
+
+// The formats of a matrix; none: it stays as it is.
+std::vector<Target> QuantizeJob::targets(const LinearTensor& t) const {
+  std::vector<Target> out;
+  if (options_.recipe != nullptr) {
+    const auto found = formats_.find(t.source->name);
+    if (found == formats_.end()) return out;
+    for (const quant::Format f : found->second) out.emplace_back(f);
+    return out;
+  }
+  const std::string module = module_name(t.source->name);
+  bool ignored = false;
+  for (const auto& pattern : ignored_)
+    pattern->for_each_match(module, [&](size_t, size_t) { ignored = true; });
+  if (ignored) return out;
+  out.emplace_back(options_.scheme);
+  return out;
+}
+
+Status QuantizeJob::check_shapes() const {
+  if (options_.container == nullptr) return {};
+  int64_t count = 0;
+  for (const models::Part& part : parts_) {
+    FRESHET_ASSIGN_OR_RETURN(const auto linears, working_.linears(part));
+    for (const LinearTensor& t : linears) {
+      if (targets(t).empty()) continue;
+      ++count;
+      if (t.count > 1 || t.layout != models::Layout::kRows)
+        return unsupported(
+            "tensor '{}' is {}, which no container describes: write a GGUF file (--scheme Q4_K_M) "
+            "or name it with --ignore",
+            t.source->name, t.count > 1 ? "a stack of experts" : "stored [in, out]");
+      const int64_t group = options_.scheme.group;
+      if (group > 0 && t.cols % group != 0)
+        return unsupported(
+            "tensor '{}' has {} columns, not a multiple of {}: choose another group (--scheme "
+            "{}_G32) "
+            "or --ignore it",
+            t.source->name, t.cols, group, options_.scheme.name);
+    }
+  }
+  if (count == 0) return invalid_argument("nothing to quantise: --ignore names every linear layer");
+  return {};
+}
+
+ModelFacts QuantizeJob::facts() const {
+  ModelFacts facts;
+  facts.dtype = working_.dtype();
+  for (const models::Part& part : parts_) {
+    const auto linears = working_.linears(part);
+    if (!linears.ok()) continue;
+    for (const LinearTensor& t : *linears) {
+      if (!targets(t).empty())
+        facts.layers.push_back({module_name(t.source->name), t.rows, t.cols});
+    }
+  }
+  return facts;
+}
+
+bool QuantizeJob::stopped(double fraction) const {
+  return options_.progress && !options_.progress("quantising", fraction);
+}
+
+Status QuantizeJob::run_parts() {
+  FRESHET_ASSIGN_OR_RETURN(PartResults results,
+                           PartResults::open(options_.output + ".partial", key()));
+  results_.emplace(std::move(results));
+  const bool fixed_scale = options_.container != nullptr && needs_input_scale(options_.scheme);
+  const bool reads = options_.method.needs_text() || fixed_scale;
+  if (reads && !options_.calibration.windows.empty()) {
+    PartRunner::Options o;
+    o.memory = options_.memory;
+    o.folder = results_->folder();
+    o.stop = [this] { return stopped(fraction_); };
+    FRESHET_ASSIGN_OR_RETURN(
+        runner_, PartRunner::create(working_.compute(), working_.checkpoint(), working_.model(),
+                                    options_.calibration.windows, o));
+  }
+  const auto count = static_cast<int>(parts_.size());
+  int last_open = -1;  // behind the last part that is not finished, nothing needs streams
+  for (int i = 0; i < count; ++i) {
+    if (!results_->has(i)) last_open = i;
+  }
+  for (int i = 0; i < count; ++i) {
+    fraction_ = static_cast<double>(i) / count;
+    if (stopped(fraction_)) return cancelled("interrupted");
+    FRESHET_RETURN_IF_ERROR(run_part(i, runner_ != nullptr && i < last_open));
+  }
+  return {};
+}
+
+Status QuantizeJob::run_part(int index, bool streams_needed) {
+  const models::Part& part = parts_[static_cast<size_t>(index)];
+  FRESHET_ASSIGN_OR_RETURN(const auto linears, working_.linears(part));
+  if (results_->has(index)) {
+    ++report_.resumed;
+    FRESHET_RETURN_IF_ERROR(restore_part(index, linears, streams_needed));
+  } else {
+    FRESHET_RETURN_IF_ERROR(quantise_part(index, part, linears));
+  }
+  if (streams_needed) FRESHET_RETURN_IF_ERROR(runner_->advance(part));
+  for (const LinearTensor& t : linears) working_.restore(t.source->name);
+  for (const std::string& name : changed_) working_.restore(name);
+  changed_.clear();
+  return {};
+}
+
+// Makes the working model hold what an earlier run found.
+Status QuantizeJob::restore_part(int index, const std::vector<LinearTensor>& linears,
+                                 bool streams_needed) {
+  FRESHET_ASSIGN_OR_RETURN(const PartResults::Part part, results_->read(index));
+  const json::Value* kept = part.record.find("linears");
+  if (kept == nullptr || !kept->is_array())
+    return invalid_argument("{} is damaged: delete it", results_->folder());
+  for (const json::Value& one : kept->as_array()) report_.linears.push_back(linear_of(one));
+  if (!streams_needed) return {};
+  return apply_part(part, linears);
+}
+
+Status QuantizeJob::write_output() {
+  double sum = 0.0;
+  for (const QuantizedLinear& l : report_.linears) sum += l.report.relative_error;
+  if (!report_.linears.empty())
+    report_.mean_relative_error = sum / static_cast<double>(report_.linears.size());
+  FRESHET_RETURN_IF_ERROR(read_parts());
+  return options_.recipe != nullptr ? write_gguf() : write_container();
+}
+
+QuantizeReport QuantizeJob::take_report() {
+  std::error_code error;
+  namespace fs = std::filesystem;
+  if (fs::is_directory(options_.output, error)) {
+    for (const auto& entry : fs::directory_iterator(options_.output, error))
+      report_.bytes += static_cast<size_t>(entry.is_regular_file() ? entry.file_size(error) : 0);
+  } else {
+    report_.bytes = static_cast<size_t>(fs::file_size(options_.output, error));
+  }
+  return std::move(report_);
+}
+
+Result<QuantizeReport> quantize(WorkingModel& working, const QuantizeOptions& options) {
+  QuantizeJob job(working, options);
+  FRESHET_RETURN_IF_ERROR(job.prepare());
+  FRESHET_RETURN_IF_ERROR(job.check_shapes());
+  FRESHET_RETURN_IF_ERROR(job.run_parts());
+  FRESHET_RETURN_IF_ERROR(job.write_output());
+  FRESHET_RETURN_IF_ERROR(job.verify());
+  job.remove_partial();
+  return job.take_report();
+}
+
+Result<std::vector<std::string>> loaders_of(WorkingModel& working, const QuantizeOptions& options) {
+  if (options.container == nullptr)
+    return std::vector<std::string>{"llama.cpp: loads", "Freshet: loads"};
+  QuantizeJob job(working, options);
+  FRESHET_RETURN_IF_ERROR(job.prepare());
+  FRESHET_RETURN_IF_ERROR(job.check_shapes());
+  std::vector<std::string> lines;
+  for (const Loader& l : options.container->loaders(options.scheme, job.facts()))
+    lines.push_back(describe(l));
+  return lines;
+}
+
+}  // namespace freshet::quantizer

@@ -1,0 +1,290 @@
+// What happens to the matrices of one part of a model that is quantised.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "quantizer/containers/scheme.h"
+#include "quantizer/methods/scales.h"
+#include "quantizer/quantize_job.h"
+
+namespace freshet::quantizer {
+namespace {
+
+using models::InputOf;
+using models::LinearTensor;
+
+template <class T>
+StoredTensor stored_array(std::string name, const char* dtype, std::vector<int64_t> shape,
+                          const std::vector<T>& values) {
+  StoredTensor t{std::move(name), dtype, std::move(shape), {}};
+  t.bytes.resize(values.size() * sizeof(T));
+  std::memcpy(t.bytes.data(), values.data(), t.bytes.size());
+  return t;
+}
+
+template <class T>
+std::vector<T> array_of(const loader::SafetensorsFile& file, const std::string& name) {
+  std::vector<T> out;
+  const loader::TensorSource* t = file.find(name);
+  if (t == nullptr) return out;
+  out.resize(t->bytes / sizeof(T));
+  std::memcpy(out.data(), t->data, out.size() * sizeof(T));
+  return out;
+}
+
+// The factor of activations that covers all that calibration saw.
+float input_scale(const Scheme& scheme, const InputStats& stats) {
+  const float most = std::ranges::max(stats.max_abs);
+  const float range = scheme.activations == Activations::kNvfp4        ? 448.0f * 6.0f
+                      : scheme.activations == Activations::kInt8Tensor ? 127.0f
+                                                                       : 448.0f;
+  return most > 0.0f ? most / range : 1.0f;
+}
+
+}  // namespace
+
+std::string stored_name(const LinearTensor& t, const Target& target) {
+  std::string name = t.source->name;
+  if (t.count > 1) name += fmt::format("|{}", t.index);
+  if (const auto* format = std::get_if<quant::Format>(&target))
+    name += fmt::format("|{}", quant::info(*format).name);
+  return name;
+}
+
+void store_matrix(const std::string& name, const QuantisedMatrix& matrix,
+                  std::vector<StoredTensor>& out) {
+  if (const auto* rows = std::get_if<EncodedRows>(&matrix)) {
+    const int64_t stride = rows->rows == 0 ? 0 : std::ssize(rows->bytes) / rows->rows;
+    out.push_back({name + "|rows", "U8", {rows->rows, stride}, rows->bytes});
+    return;
+  }
+  const auto& m = std::get<CodedMatrix>(matrix);
+  const std::vector<float> numbers = {m.global_scale, m.input_scale};
+  out.push_back({name + "|codes", "U8", {m.rows, m.cols}, m.codes});
+  out.push_back(stored_array(name + "|scales", "F32", {std::ssize(m.scales)}, m.scales));
+  out.push_back(stored_array(name + "|numbers", "F32", {2}, numbers));
+  if (!m.zeros.empty()) out.push_back({name + "|zeros", "U8", {std::ssize(m.zeros)}, m.zeros});
+  if (const DoubleScales& d = m.double_scales; !d.codes.empty()) {
+    out.push_back({name + "|scale_codes", "U8", {std::ssize(d.codes)}, d.codes});
+    std::vector<float> rest = d.absmax;
+    rest.push_back(d.offset);
+    out.push_back(stored_array(name + "|scale_numbers", "F32", {std::ssize(rest)}, rest));
+  }
+  if (!m.group_of_column.empty()) {
+    out.push_back(
+        stored_array(name + "|groups", "I32", {std::ssize(m.group_of_column)}, m.group_of_column));
+  }
+}
+
+Result<QuantisedMatrix> load_matrix(const std::string& name, const LinearTensor& t,
+                                    const Target& target, const loader::SafetensorsFile& file) {
+  if (const auto* format = std::get_if<quant::Format>(&target)) {
+    EncodedRows rows{*format, t.rows, t.cols, array_of<uint8_t>(file, name + "|rows")};
+    if (rows.bytes.size() != static_cast<size_t>(t.rows) * quant::row_bytes(*format, t.cols))
+      return invalid_argument("the finished part lacks '{}'", name);
+    return QuantisedMatrix(std::move(rows));
+  }
+  CodedMatrix m;
+  m.rows = t.rows;
+  m.cols = t.cols;
+  m.codes = array_of<uint8_t>(file, name + "|codes");
+  m.scales = array_of<float>(file, name + "|scales");
+  m.zeros = array_of<uint8_t>(file, name + "|zeros");
+  m.group_of_column = array_of<int32_t>(file, name + "|groups");
+  const auto numbers = array_of<float>(file, name + "|numbers");
+  m.double_scales.codes = array_of<uint8_t>(file, name + "|scale_codes");
+  m.double_scales.absmax = array_of<float>(file, name + "|scale_numbers");
+  if (!m.double_scales.absmax.empty()) {
+    m.double_scales.offset = m.double_scales.absmax.back();
+    m.double_scales.absmax.pop_back();
+  }
+  if (std::ssize(m.codes) != t.rows * t.cols || m.scales.empty() || numbers.size() != 2)
+    return invalid_argument("the finished part lacks '{}'", name);
+  m.global_scale = numbers[0];
+  m.input_scale = numbers[1];
+  return QuantisedMatrix(std::move(m));
+}
+
+// Mean squares from an importance matrix, where calibration found nothing.
+void QuantizeJob::add_given_statistics(std::vector<Work>& work) {
+  given_stats_.clear();
+  if (!given_) return;
+  given_stats_.reserve(work.size());
+  for (Work& w : work) {
+    const auto name = gguf_names_.find(w.tensor.source->name);
+    if (w.stats != nullptr || name == gguf_names_.end()) continue;
+    const auto means = given_->of(name->second, std::max(w.tensor.expert, 0), w.tensor.cols);
+    if (means.empty()) continue;
+    InputStats& stats = given_stats_.emplace_back();
+    stats.cols = w.tensor.cols;
+    stats.mean_square.assign(means.begin(), means.end());
+    w.stats = &stats;
+  }
+}
+
+Status QuantizeJob::quantise_part(int index, const models::Part& part,
+                                  const std::vector<LinearTensor>& linears) {
+  std::vector<Work> work;
+  for (const LinearTensor& t : linears) {
+    std::vector<Target> to = targets(t);
+    if (!to.empty()) work.push_back({t, std::move(to), nullptr, {}});
+  }
+  std::vector<StoredTensor> stored;
+  json::Array records;
+  PartRunner::Collected collected;
+  if (!work.empty() && runner_ != nullptr) {
+    const bool products = options_.method.gptq || options_.method.awq;
+    // Some hundred inputs are enough to choose the scales of SmoothQuant.
+    const int64_t every =
+        options_.method.smoothquant ? std::max<int64_t>(runner_->tokens() / 512, 1) : 0;
+    FRESHET_ASSIGN_OR_RETURN(collected,
+                             runner_->collect(part, {.gram = products, .sample_every = every}));
+    for (Work& w : work) w.stats = collected.of(w.tensor, working_.reader());
+    FRESHET_RETURN_IF_ERROR(scale_channels(part, linears, work, collected, stored));
+  }
+  add_given_statistics(work);
+  FRESHET_RETURN_IF_ERROR(share_tensor_scales(work));
+  FRESHET_RETURN_IF_ERROR(quantise_work(work, stored, records));
+  json::Object record;
+  record["linears"] = json::Value(std::move(records));
+  return results_->write(index, stored, json::Value(std::move(record)));
+}
+
+// Engines fuse queries, keys and values, and gate and up: such matrices share the factor of a
+// format that has one for the tensor.
+Status QuantizeJob::share_tensor_scales(std::vector<Work>& work) {
+  if (options_.container == nullptr || options_.scheme.scale != ScaleType::kE4M3) return {};
+  for (Work& w : work) {
+    if (w.tensor.input != InputOf::kNorm || w.tensor_max > 0.0f) continue;
+    std::vector<Work*> fused;
+    for (Work& other : work) {
+      if (other.tensor.input == InputOf::kNorm && other.tensor.expert == w.tensor.expert &&
+          other.stats == w.stats)
+        fused.push_back(&other);
+    }
+    float most = 0.0f;
+    for (const Work* one : fused) {
+      FRESHET_ASSIGN_OR_RETURN(const std::vector<float> numbers, working_.read(one->tensor));
+      const auto cols = static_cast<size_t>(one->tensor.cols);
+      for (size_t i = 0; i < numbers.size(); ++i) {
+        float v = std::fabs(numbers[i]);
+        if (!one->scales.columns.empty()) v *= one->scales.columns[i % cols];
+        if (!one->scales.rows.empty()) v /= one->scales.rows[i / cols];
+        most = std::max(most, v);
+      }
+    }
+    for (Work* one : fused) one->tensor_max = most;
+  }
+  return {};
+}
+
+// Matrices that read the same inputs come one after the other, so that their moments are prepared
+// once.
+Status QuantizeJob::quantise_work(std::vector<Work>& work, std::vector<StoredTensor>& stored,
+                                  json::Array& records) {
+  std::vector<bool> done(work.size(), false);
+  ThreadPool& pool = working_.compute()->pool();
+  for (size_t i = 0; i < work.size(); ++i) {
+    if (done[i]) continue;
+    Inputs inputs;
+    InputStats scaled;
+    const InputStats* stats = work[i].stats;
+    if (stats != nullptr) {
+      if (!work[i].scales.columns.empty()) {
+        scaled = scaled_stats(*stats, work[i].scales.columns);
+        stats = &scaled;
+      }
+      inputs = prepare_inputs(*stats, options_.method.gptq, {}, pool);
+    }
+    for (size_t j = i; j < work.size(); ++j) {
+      const bool same =
+          work[j].stats == work[i].stats && work[j].scales.columns == work[i].scales.columns;
+      if (done[j] || !same) continue;
+      done[j] = true;
+      if (stopped(fraction_)) return cancelled("interrupted");
+      FRESHET_RETURN_IF_ERROR(quantise_matrix(work[j], inputs, stats, stored, records));
+      if (work[j].stats == nullptr) break;  // the next one has its own columns
+    }
+  }
+  return {};
+}
+
+Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs, const InputStats* stats,
+                                    std::vector<StoredTensor>& stored, json::Array& records) {
+  ThreadPool& pool = working_.compute()->pool();
+  FRESHET_ASSIGN_OR_RETURN(std::vector<float> numbers, working_.read(w.tensor));
+  const auto cols = static_cast<size_t>(w.tensor.cols);
+  MethodOptions method;
+  method.rounding = options_.method.gptq ? Rounding::kFeedback : Rounding::kNearest;
+  // Weighing the search of ranges by the inputs is also what AWQ clips by.
+  method.weighted = options_.method.imatrix || options_.method.gptq || options_.method.awq;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (!w.scales.columns.empty()) numbers[i] *= w.scales.columns[i % cols];
+    if (!w.scales.rows.empty()) numbers[i] /= w.scales.rows[i / cols];
+  }
+  method.tensor_max = w.tensor_max;
+  for (const Target& target : w.targets) {
+    auto quantised =
+        quantise_linear(numbers.data(), w.tensor.rows, w.tensor.cols, target, inputs, method, pool);
+    if (!quantised.ok()) return quantised.status().with_context(w.tensor.source->name);
+    Quantised& q = *quantised;
+    const auto* scheme = std::get_if<Scheme>(&target);
+    if (scheme != nullptr) {
+      auto& matrix = std::get<CodedMatrix>(q.matrix);
+      if (stats != nullptr && needs_input_scale(*scheme))
+        matrix.input_scale = input_scale(*scheme, *stats);
+      FRESHET_RETURN_IF_ERROR(options_.container->settle(matrix, *scheme));
+    }
+    QuantizedLinear line;
+    line.tensor = w.tensor.source->name;
+    line.expert = w.tensor.expert;
+    line.format = scheme != nullptr
+                      ? scheme->name
+                      : std::string(quant::info(std::get<quant::Format>(target)).name);
+    line.rows = w.tensor.rows;
+    line.cols = w.tensor.cols;
+    line.tokens = w.stats == nullptr ? 0 : w.stats->tokens;
+    line.report = q.report;
+    records.push_back(record_of(line));
+    report_.linears.push_back(line);
+    store_matrix(stored_name(w.tensor, target), q.matrix, stored);
+    if (&target == &w.targets.back())
+      FRESHET_RETURN_IF_ERROR(working_.write(w.tensor, dequantise(q.matrix, scheme)));
+  }
+  return {};
+}
+
+// The tensors besides its matrices that a part has changed.
+Status QuantizeJob::apply_changes(const PartResults::Part& part) {
+  constexpr std::string_view kChanged = "changed|";
+  for (const loader::TensorSource& t : part.file.tensors()) {
+    if (!t.name.starts_with(kChanged)) continue;
+    const std::string name = t.name.substr(kChanged.size());
+    std::vector<float> values(static_cast<size_t>(t.elements()));
+    FRESHET_ASSIGN_OR_RETURN(const quant::Format format, t.usable_format());
+    quant::info(format).decode(t.data, values.data(), std::ssize(values));
+    FRESHET_RETURN_IF_ERROR(working_.write_all(name, values));
+    changed_.push_back(name);
+  }
+  return {};
+}
+
+// The working model gets the numbers of a part that is finished.
+Status QuantizeJob::apply_part(const PartResults::Part& part,
+                               const std::vector<LinearTensor>& linears) {
+  FRESHET_RETURN_IF_ERROR(apply_changes(part));
+  for (const LinearTensor& t : linears) {
+    const std::vector<Target> to = targets(t);
+    if (to.empty()) continue;
+    FRESHET_ASSIGN_OR_RETURN(const QuantisedMatrix matrix,
+                             load_matrix(stored_name(t, to.back()), t, to.back(), part.file));
+    FRESHET_RETURN_IF_ERROR(working_.write(t, dequantise(matrix, std::get_if<Scheme>(&to.back()))));
+  }
+  return {};
+}
+
+}  // namespace freshet::quantizer
