@@ -1,4 +1,4 @@
-// Groups of integers: kGroup values d * (q - z), with q of 2, 3 or 8 bits and z of 8, as published
+// Groups of integers: kGroup values d * (q - z), with q and z of 2, 3 or 8 bits, as published
 // by GPTQ and compressed-tensors. d is the first 24 bits of an F32 (16 significant bits, so that
 // F16 and BF16 are exact) and shares four bytes with z: 0.25 bits more per value in groups of 128,
 // one bit in groups of 32. No GGUF type.

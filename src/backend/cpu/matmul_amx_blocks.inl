@@ -370,7 +370,9 @@ void run_blocks(const MatmulCall& c, int64_t first, int64_t last) {
   run_blocks<BlockQ4_0>, run_blocks<BlockQ4_1>, run_blocks<BlockQ5_0>, run_blocks<BlockQ5_1>,     \
       run_blocks<BlockQ8_0>, run_blocks<BlockQ2_K>, run_blocks<BlockQ3_K>, run_blocks<BlockQ4_K>, \
       run_blocks<BlockQ5_K>, run_blocks<BlockQ6_K>, run_blocks<BlockIQ4_NL>,                      \
-      run_blocks<BlockIQ4_XS>, run_blocks<BlockMXFP4>, run_blocks<BlockInt4<128>>
+      run_blocks<BlockIQ4_XS>, run_blocks<BlockMXFP4>, run_blocks<BlockInt4<128>>, nullptr,       \
+      nullptr, nullptr, nullptr, nullptr, nullptr, run_blocks<BlockInt<2, 128>>, nullptr,         \
+      run_blocks<BlockInt<3, 128>>
 
 }  // namespace
 }  // namespace freshet::cpu

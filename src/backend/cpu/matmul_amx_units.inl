@@ -390,8 +390,10 @@ struct Unit : Unpacks<Unit<F>> {
   }
 };
 
-template <>
-struct Unit<BlockInt4<128>> : Unpacks<Unit<BlockInt4<128>>> {
+// Number minus zero point is a byte: neither is more than 15.
+template <class F>
+  requires kPairedGroups<F>
+struct Unit<F> : Unpacks<Unit<F>> {
   static constexpr int kBytePlanes = 1;
   static constexpr bool kHalves = true;
   static constexpr int64_t kPlane = 64 * kLine, kPlanesBytes = kPlane, kDAt = 0,

@@ -140,23 +140,31 @@ struct PackedInt4 : Packed<F> {
 };
 
 // Two groups of 128, used as one block of 256; a row may end with half a block.
+template <class F>
+inline constexpr bool kPairedGroups = false;
 template <>
-struct Packed256<BlockInt4<128>> : PackedInt4<BlockInt4<128>> {
-  using Group = PackedInt4<BlockInt4<128>>::View;
+inline constexpr bool kPairedGroups<BlockInt4<128>> = true;
+template <>
+inline constexpr bool kPairedGroups<BlockInt<2, 128>> = true;
+template <>
+inline constexpr bool kPairedGroups<BlockInt<3, 128>> = true;
+template <class F>
+  requires kPairedGroups<F>
+struct Packed256<F> : PackedInt4<F> {
+  using Group = typename PackedInt4<F>::View;
   struct View {
     Group groups[2];
     bool whole;
     FRESHET_INLINE_MEMBER int subs() const { return whole ? 8 : 4; }
     FRESHET_INLINE_MEMBER const Group& group(int j) const { return groups[j / 4]; }
-    FRESHET_INLINE_MEMBER NibbleLines sub(int j) const { return group(j).sub(j % 4); }
+    FRESHET_INLINE_MEMBER auto sub(int j) const { return group(j).sub(j % 4); }
     FRESHET_INLINE_MEMBER void ahead(int j) const { group(j).ahead(j % 4); }
   };
   const int64_t groups;
-  Packed256(const MatmulCall& c, int64_t panel)
-      : PackedInt4<BlockInt4<128>>(c, panel), groups(c.cols / 128) {}
+  Packed256(const MatmulCall& c, int64_t panel) : PackedInt4<F>(c, panel), groups(c.cols / 128) {}
   FRESHET_INLINE_MEMBER View block(int64_t b) const {
     const bool whole = 2 * b + 1 < groups;
-    return {{group(2 * b), group(whole ? 2 * b + 1 : 2 * b)}, whole};
+    return {{this->group(2 * b), this->group(whole ? 2 * b + 1 : 2 * b)}, whole};
   }
 };
 
