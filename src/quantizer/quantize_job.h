@@ -46,6 +46,7 @@ class QuantizeJob {
     const InputStats* stats = nullptr;
     ChannelScales scales;
     float tensor_max = 0.0f;  // MethodOptions::tensor_max
+    std::string note;         // for the report
   };
 
   std::string key() const;
@@ -65,6 +66,7 @@ class QuantizeJob {
   // `stats`: of the inputs, scaled; nullptr: unknown.
   Status quantise_matrix(const Work& w, const Inputs& inputs, const InputStats* stats,
                          std::vector<StoredTensor>& stored, json::Array& records);
+  void share_experts(std::vector<Work>& work);
   void add_given_statistics(std::vector<Work>& work);
   Status share_tensor_scales(std::vector<Work>& work);
   Status apply_part(const PartResults::Part& part,
@@ -108,10 +110,11 @@ class QuantizeJob {
   std::optional<PartResults> results_;
   std::unique_ptr<PartRunner> runner_;
   std::optional<GgufPlan> plan_;
-  std::optional<Imatrix> measured_;      // for the choice of formats
-  std::optional<Importance> given_;      // of options_.imatrix
-  std::vector<InputStats> given_stats_;  // of the part
-  std::vector<std::string> changed_;     // tensors of the part besides its matrices
+  std::optional<Imatrix> measured_;                  // for the choice of formats
+  std::optional<Importance> given_;                  // of options_.imatrix
+  std::vector<std::unique_ptr<InputStats>> pooled_;  // of the experts of the part
+  std::vector<InputStats> given_stats_;              // of the part
+  std::vector<std::string> changed_;                 // tensors of the part besides its matrices
   double fraction_ = 0.0;
   QuantizeReport report_;
 };

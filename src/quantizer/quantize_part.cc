@@ -36,6 +36,31 @@ std::vector<T> array_of(const loader::SafetensorsFile& file, const std::string& 
   return out;
 }
 
+// The statistics of all tokens of several.
+InputStats pooled_stats(const std::vector<const InputStats*>& parts) {
+  InputStats out = *parts.front();
+  for (const InputStats* p : parts) {
+    if (p != parts.front()) out.tokens += p->tokens;
+  }
+  const auto pool = [&](std::vector<float> InputStats::* member) {
+    std::vector<float>& to = out.*member;
+    std::vector<double> sum(to.size());
+    for (const InputStats* p : parts) {
+      const double share = static_cast<double>(p->tokens) / static_cast<double>(out.tokens);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += share * (p->*member)[i];
+    }
+    for (size_t i = 0; i < sum.size(); ++i) to[i] = static_cast<float>(sum[i]);
+  };
+  pool(&InputStats::mean_abs);
+  pool(&InputStats::mean_square);
+  pool(&InputStats::gram);
+  for (const InputStats* p : parts) {
+    for (size_t i = 0; i < out.max_abs.size(); ++i)
+      out.max_abs[i] = std::max(out.max_abs[i], p->max_abs[i]);
+  }
+  return out;
+}
+
 // The factor of activations that covers all that calibration saw.
 float input_scale(const Scheme& scheme, const InputStats& stats) {
   const float most = std::ranges::max(stats.max_abs);
@@ -109,6 +134,34 @@ Result<QuantisedMatrix> load_matrix(const std::string& name, const LinearTensor&
   return QuantisedMatrix(std::move(m));
 }
 
+// An expert that few tokens chose is quantised by what all experts of its layer read.
+void QuantizeJob::share_experts(std::vector<Work>& work) {
+  constexpr int64_t kFewTokens = 64;
+  pooled_.clear();
+  const auto few = [](const Work& w) {
+    return w.tensor.expert >= 0 && (w.stats == nullptr || w.stats->tokens < kFewTokens);
+  };
+  std::map<models::Role, const InputStats*> of_role;
+  for (Work& w : work) {
+    if (!few(w)) continue;
+    const auto [place, added] = of_role.emplace(w.tensor.role, nullptr);
+    if (added) {
+      std::vector<const InputStats*> parts;
+      for (const Work& other : work) {
+        const bool counts = other.tensor.role == w.tensor.role && other.stats != nullptr;
+        if (counts && std::ranges::count(parts, other.stats) == 0) parts.push_back(other.stats);
+      }
+      if (!parts.empty()) {
+        pooled_.push_back(std::make_unique<InputStats>(pooled_stats(parts)));
+        place->second = pooled_.back().get();
+      }
+    }
+    if (place->second == nullptr) continue;
+    w.stats = place->second;
+    w.note = "few tokens chose this expert: statistics of all of its layer";
+  }
+}
+
 // Mean squares from an importance matrix, where calibration found nothing.
 void QuantizeJob::add_given_statistics(std::vector<Work>& work) {
   given_stats_.clear();
@@ -144,6 +197,7 @@ Status QuantizeJob::quantise_part(int index, const models::Part& part,
     FRESHET_ASSIGN_OR_RETURN(collected,
                              runner_->collect(part, {.gram = products, .sample_every = every}));
     for (Work& w : work) w.stats = collected.of(w.tensor, working_.reader());
+    share_experts(work);
     FRESHET_RETURN_IF_ERROR(scale_channels(part, linears, work, collected, stored));
   }
   add_given_statistics(work);
@@ -249,6 +303,7 @@ Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs, const I
     line.cols = w.tensor.cols;
     line.tokens = w.stats == nullptr ? 0 : w.stats->tokens;
     line.report = q.report;
+    if (line.report.note.empty()) line.report.note = w.note;
     records.push_back(record_of(line));
     report_.linears.push_back(line);
     store_matrix(stored_name(w.tensor, target), q.matrix, stored);
