@@ -16,6 +16,7 @@
 #include "cli/quantize_loss.h"
 #include "cli/recipe_options.h"
 #include "quantizer/calibration/windows.h"
+#include "quantizer/containers/checkpoint_writer.h"
 #include "quantizer/containers/scheme.h"
 
 namespace freshet::cli {
@@ -89,14 +90,22 @@ Status check_container_options(const Options& o) {
   return {};
 }
 
-Status check_output(const Options& o, bool gguf) {
+// Before the work: an output that cannot be replaced is said at once.
+Status check_output(const Options& o, const std::string& source, bool gguf) {
   namespace fs = std::filesystem;
   std::error_code error;
-  if (!fs::exists(o.output, error)) return {};
-  if (gguf && fs::is_directory(o.output, error))
-    return invalid_argument("{} is a folder: -o takes the .gguf file to write", o.output);
-  if (!gguf && !fs::is_directory(o.output, error))
+  if (!gguf && fs::exists(o.output, error) && !fs::is_directory(o.output, error))
     return invalid_argument("{} is a file: -o takes the folder to write", o.output);
+  if (!gguf) {
+    quantizer::CheckpointOptions folder;
+    folder.output = o.output;
+    folder.source = source;
+    folder.force = o.force;
+    return quantizer::CheckpointWriter::check(folder);
+  }
+  if (!fs::exists(o.output, error)) return {};
+  if (fs::is_directory(o.output, error))
+    return invalid_argument("{} is a folder: -o takes the .gguf file to write", o.output);
   if (!o.force) return invalid_argument("{} exists already: --force replaces it", o.output);
   return {};
 }
@@ -183,7 +192,6 @@ Status read_inputs(const Options& o, Inputs& in, quantizer::QuantizeOptions& q) 
   FRESHET_ASSIGN_OR_RETURN(in.choice, choose(o));
   FRESHET_ASSIGN_OR_RETURN(q.method, quantizer::MethodSet::parse(method_of(o)));
   const bool gguf = in.choice.recipe.has_value();
-  FRESHET_RETURN_IF_ERROR(check_output(o, gguf));
   if (o.max_loss > 0.0 && o.evaluate.empty())
     return invalid_argument("--max-loss needs --evaluate FILE, a text to measure the loss on");
   if (!gguf) FRESHET_RETURN_IF_ERROR(check_container_options(o));
@@ -192,12 +200,14 @@ Status read_inputs(const Options& o, Inputs& in, quantizer::QuantizeOptions& q) 
   FRESHET_RETURN_IF_ERROR(check_calibration(o, in, q.method));
   FRESHET_ASSIGN_OR_RETURN(q.memory, parse_bytes(o.memory));
   FRESHET_ASSIGN_OR_RETURN(in.path, resolve_model(o.model));
+  FRESHET_RETURN_IF_ERROR(check_output(o, in.path, gguf));
   runtime::ComputeOptions compute_options;
   compute_options.threads = o.threads;
   compute_options.cpu_isa = o.cpu_isa;
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(compute_options));
   FRESHET_ASSIGN_OR_RETURN(in.working, quantizer::WorkingModel::open(in.path, compute));
   q.output = o.output;
+  while (q.output.size() > 1 && q.output.ends_with('/')) q.output.pop_back();
   q.recipe = gguf ? &*in.choice.recipe : nullptr;
   q.overrides = &in.overrides;
   FRESHET_ASSIGN_OR_RETURN(q.target, size_target(o.recipe));
@@ -257,8 +267,8 @@ Status quantize(const Options& o, Context& context) {
   progress.clear();
   if (!report.ok()) {
     std::error_code error;
-    if (std::filesystem::exists(o.output + ".partial", error))
-      log_warning("what is finished is in {}.partial: the same command continues there", o.output);
+    if (std::filesystem::exists(q.output + ".partial", error))
+      log_warning("what is finished is in {}.partial: the same command continues there", q.output);
     return report.status();
   }
   for (const std::string& line : warnings) log_warning("{}", line);

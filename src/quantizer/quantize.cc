@@ -202,13 +202,16 @@ bool QuantizeJob::stopped(double fraction) const {
   return options_.progress && !options_.progress("quantising", fraction);
 }
 
+bool QuantizeJob::reads_text() const {
+  const bool ranges = options_.container != nullptr && needs_input_scale(options_.scheme);
+  return (options_.method.needs_text() || ranges) && !options_.calibration.windows.empty();
+}
+
 Status QuantizeJob::run_parts() {
   FRESHET_ASSIGN_OR_RETURN(PartResults results,
                            PartResults::open(options_.output + ".partial", key()));
   results_.emplace(std::move(results));
-  const bool fixed_scale = options_.container != nullptr && needs_input_scale(options_.scheme);
-  const bool reads = options_.method.needs_text() || fixed_scale;
-  if (reads && !options_.calibration.windows.empty()) {
+  if (reads_text()) {
     PartRunner::Options o;
     o.memory = options_.memory;
     o.folder = results_->folder();

@@ -53,6 +53,7 @@ class QuantizeJob {
   Status weigh_target();
   std::vector<Target> targets(const models::LinearTensor& t) const;
   ExportOptions export_options() const;
+  bool reads_text() const;  // whether calibration windows run through the model
   bool stopped(double fraction) const;
   Status run_part(int index, bool streams_needed);
   Status restore_part(int index, const std::vector<models::LinearTensor>& linears,
@@ -115,6 +116,7 @@ class QuantizeJob {
   std::vector<std::unique_ptr<InputStats>> pooled_;  // of the experts of the part
   std::vector<InputStats> given_stats_;              // of the part
   std::vector<std::string> changed_;                 // tensors of the part besides its matrices
+  std::map<models::Role, float> input_max_;  // of the part: the largest input of each kind of layer
   double fraction_ = 0.0;
   QuantizeReport report_;
 };

@@ -79,7 +79,7 @@ json::Object QuantizeJob::provenance() const {
   o["method"] = options_.method.name();
   o["scheme"] =
       options_.recipe != nullptr ? std::string(options_.recipe->name()) : options_.scheme.name;
-  if (!options_.calibration.windows.empty() && options_.method.needs_text()) {
+  if (reads_text()) {
     o["calibration_text"] = options_.calibration.name;
     o["calibration_hash"] = options_.calibration.hash;
     int64_t tokens = 0;

@@ -62,8 +62,7 @@ InputStats pooled_stats(const std::vector<const InputStats*>& parts) {
 }
 
 // The factor of activations that covers all that calibration saw.
-float input_scale(const Scheme& scheme, const InputStats& stats) {
-  const float most = std::ranges::max(stats.max_abs);
+float input_scale(const Scheme& scheme, float most) {
   const float range = scheme.activations == Activations::kNvfp4        ? 448.0f * 6.0f
                       : scheme.activations == Activations::kInt8Tensor ? 127.0f
                                                                        : 448.0f;
@@ -200,6 +199,12 @@ Status QuantizeJob::quantise_part(int index, const models::Part& part,
     share_experts(work);
     FRESHET_RETURN_IF_ERROR(scale_channels(part, linears, work, collected, stored));
   }
+  input_max_.clear();
+  for (const Work& w : work) {
+    if (w.stats == nullptr) continue;
+    float& most = input_max_[w.tensor.role];
+    most = std::max(most, std::ranges::max(w.stats->max_abs));
+  }
   add_given_statistics(work);
   FRESHET_RETURN_IF_ERROR(share_tensor_scales(work));
   FRESHET_RETURN_IF_ERROR(quantise_work(work, stored, records));
@@ -289,8 +294,12 @@ Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs, const I
     const auto* scheme = std::get_if<Scheme>(&target);
     if (scheme != nullptr) {
       auto& matrix = std::get<CodedMatrix>(q.matrix);
-      if (stats != nullptr && needs_input_scale(*scheme))
-        matrix.input_scale = input_scale(*scheme, *stats);
+      if (needs_input_scale(*scheme)) {
+        const bool seen = stats != nullptr && !stats->max_abs.empty();
+        // An expert that no token reached expects what the others read.
+        const float most = seen ? std::ranges::max(stats->max_abs) : input_max_[w.tensor.role];
+        matrix.input_scale = input_scale(*scheme, most);
+      }
       FRESHET_RETURN_IF_ERROR(options_.container->settle(matrix, *scheme));
     }
     QuantizedLinear line;

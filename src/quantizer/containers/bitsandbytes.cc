@@ -62,6 +62,14 @@ Status bnb_supports(const Scheme& s) {
   return unsupported("bitsandbytes holds the schemes NF4, FP4 and LLM_INT8, not {}", s.name);
 }
 
+// The nearest scale with 16 significant bits: readers that store it in 24 bits keep it, and 127
+// times it is an F32, so that the division gives it back.
+float settled_scale(float scale) {
+  int exponent = 0;
+  const float mantissa = std::frexp(scale, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(mantissa, 16)), exponent - 16);
+}
+
 // The SCB that means this scale.
 float scb_of(float scale) {
   const float near = scale * kMostCode;
@@ -73,7 +81,7 @@ float scb_of(float scale) {
 
 Status bnb_settle(CodedMatrix& m, const Scheme& s) {
   if (s.levels == Levels::kInteger) {
-    for (float& scale : m.scales) scale = scb_of(scale) / kMostCode;
+    for (float& scale : m.scales) scale = settled_scale(scale);
   } else if (s.double_quantised && m.double_scales.codes.empty()) {
     m.double_scales = double_quantise(m.scales);
     m.scales = scales_of(m.double_scales);

@@ -73,9 +73,10 @@ bool is_within(const fs::path& path, const fs::path& folder) {
 
 Status check_output(const CheckpointOptions& options, const fs::path& output) {
   std::error_code error;
-  if (!options.source.empty() && is_within(fs::weakly_canonical(options.source, error), output)) {
-    return invalid_argument("the output {} holds the model that is read: choose another folder",
-                            options.output);
+  const fs::path source = fs::weakly_canonical(options.source, error);
+  if (!options.source.empty() && (is_within(source, output) || is_within(output, source))) {
+    return invalid_argument("the output {} {} the model that is read: choose another folder",
+                            options.output, is_within(source, output) ? "holds" : "is inside");
   }
   if (!fs::exists(fs::symlink_status(output, error))) return {};
   const bool empty = fs::is_directory(output, error) && fs::is_empty(output, error);
@@ -86,6 +87,17 @@ Status check_output(const CheckpointOptions& options, const fs::path& output) {
   const std::string why = not_a_checkpoint(output);
   if (why.empty()) return {};
   return invalid_argument("the output {} is not replaced: {}", options.output, why);
+}
+
+Result<fs::path> output_path(const CheckpointOptions& options) {
+  std::error_code error;
+  // weakly_canonical() leaves a relative path of nothing that exists as it is.
+  fs::path output = fs::absolute(options.output, error);
+  if (!error) output = fs::weakly_canonical(output, error);
+  if (options.output.empty() || error) {
+    return invalid_argument("the output '{}' is no path of a folder", options.output);
+  }
+  return output.filename().empty() ? output.parent_path() : output;
 }
 
 Status sync_path(const fs::path& path) {
@@ -125,15 +137,16 @@ json::Value config_with(const json::Value& config, json::Value quantization_conf
   return json::Value(std::move(out));
 }
 
+Status CheckpointWriter::check(const CheckpointOptions& options) {
+  FRESHET_ASSIGN_OR_RETURN(const fs::path output, output_path(options));
+  return check_output(options, output);
+}
+
 Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(
     const CheckpointOptions& options) {
-  std::error_code error;
-  fs::path output = fs::weakly_canonical(options.output, error);
-  if (options.output.empty() || error) {
-    return invalid_argument("the output '{}' is no path of a folder", options.output);
-  }
-  if (output.filename().empty()) output = output.parent_path();
+  FRESHET_ASSIGN_OR_RETURN(const fs::path output, output_path(options));
   FRESHET_RETURN_IF_ERROR(check_output(options, output));
+  std::error_code error;
   std::unique_ptr<CheckpointWriter> writer(new CheckpointWriter(options));
   writer->options_.output = output.string();
   const std::string folder = fmt::format("{}.{}.partial", output.string(), ::getpid());

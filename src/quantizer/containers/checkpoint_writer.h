@@ -38,7 +38,8 @@ struct CheckpointOptions {
 class CheckpointWriter {
  public:
   // Errors: the output exists (and `force` is not set, or it is no checkpoint of ours: a folder
-  // with config.json and without further folders), or holds the source.
+  // with config.json and without further folders), or one of it and the source holds the other.
+  static Status check(const CheckpointOptions& options);  // before the work
   static Result<std::unique_ptr<CheckpointWriter>> create(const CheckpointOptions& options);
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;

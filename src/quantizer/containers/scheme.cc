@@ -35,7 +35,7 @@ constexpr Preset kPresets[] = {
     packed("W2A16", 2),
     {"W8A8", Levels::kInteger, 8, 0, 1, ScaleType::kF32, Activations::kInt8Token},
     {"W8A8_STATIC", Levels::kInteger, 8, 0, 1, ScaleType::kF32, Activations::kInt8Tensor},
-    {"W4A8", Levels::kInteger, 4, 128, 1, ScaleType::kF32, Activations::kInt8Token, true},
+    {"W4A8", Levels::kInteger, 4, 128, 1, ScaleType::kF16, Activations::kInt8Token, true},
     {"FP8", Levels::kE4M3, 8, 0, 0, ScaleType::kF32, Activations::kFp8Tensor},
     {"FP8_DYNAMIC", Levels::kE4M3, 8, 0, 1, ScaleType::kF32, Activations::kFp8Token},
     {"FP8_BLOCK", Levels::kE4M3, 8, 128, 128, ScaleType::kF32, Activations::kFp8Group128},

@@ -1,0 +1,124 @@
+"""What calibrated methods gain, and that nothing but the model, the options and the text changes a result.
+
+usage: methods_test.py Methods|Results
+"""
+import glob
+import json
+import os
+import signal
+import subprocess
+import time
+import unittest
+
+from quantize_case import FRESHET, QuantizeCase, random_llama
+
+
+class Methods(QuantizeCase):
+    def test_each_gains(self):
+        """The error of outputs and, on other tokens than the calibration's, of the logits."""
+        model = random_llama(self.path("m"))
+        ids, other = self.ids(windows=24, length=64), self.ids("other.json", seed=4)
+        base = self.logits(model, other)
+        for scheme, methods in (("W4A16", ("rtn", "gptq", "awq", "awq+gptq")), ("W3A16", ("rtn", "gptq", "imatrix")),
+                                ("W8A8", ("rtn", "smoothquant", "smoothquant+gptq")), ("NVFP4A16", ("rtn", "gptq")),
+                                ("Q4_K_M", ("rtn", "imatrix", "gptq", "imatrix+gptq")),
+                                ("Q3_K_M", ("rtn", "imatrix", "imatrix+gptq"))):
+            errors, reports = {}, {}
+            for method in methods:
+                out = self.path(f"{scheme}-{method}")
+                reports[method] = self.quantize(model, out, scheme, "--method", method, "--calibration", ids)
+                self.assertEqual(reports[method]["method"], method)
+                self.assertTrue(all(l["tokens"] == (0 if method == "rtn" else 24 * 64)
+                                    for l in reports[method]["linears"]), method)
+                errors[method] = self.distance(base, self.logits(out, other))
+            for method in methods[1:]:
+                with self.subTest(scheme=scheme, method=method, errors=errors):
+                    self.assertLess(errors[method], errors["rtn"])
+                    self.assertLess(reports[method]["mean_relative_error"], reports["rtn"]["mean_relative_error"])
+
+    def test_combinations(self):
+        model, ids = random_llama(self.path("m"), hidden=64, ffn=128, layers=1), self.ids()
+        flags = ("--scheme", "W4A16_G32", "--calibration", ids)
+        for method, name in (("gptq+awq", "awq+gptq"), ("imatrix+gptq", "imatrix+gptq"), ("rtn+awq", "awq"),
+                             ("gptq+smoothquant", "smoothquant+gptq"), ("awq+imatrix", "awq+imatrix")):
+            report = self.quantize(model, self.path(method), "W4A16_G32", "--method", method, "--calibration", ids)
+            self.assertEqual(report["method"], name)
+        for method, says in (("rtn+gptq", "rtn does not go with gptq"), ("awq+smoothquant", "use one"),
+                             ("gptq+", "'' is not a method"), ("gtpq", "did you mean gptq?")):
+            self.fails(2, "quantize", model, "-o", self.path("o"), "--method", method, *flags, says=says)
+        for method in ("gptq", "awq", "imatrix", "smoothquant"):
+            self.fails(2, "quantize", model, "-o", self.path("o"), "--method", method, "--scheme", "W4A16_G32",
+                       says="--calibration")
+
+
+class Results(QuantizeCase):
+    def test_neither_threads_nor_memory_change_a_bit(self):
+        model, ids = random_llama(self.path("m"), layers=3), self.ids(windows=20, length=60)
+        for scheme, method in (("W4A16", "gptq"), ("W4A16", "awq"), ("W8A8", "smoothquant"), ("Q4_K_M", "imatrix+gptq")):
+            results = []
+            for flags in (("-t", "1"), ("-t", "2"), ("-t", "2", "--memory", "0")):
+                out = self.path(f"{scheme}-{method}-{len(results)}")
+                report = self.quantize(model, out, scheme, "--method", method, "--calibration", ids, "--name", "m", *flags)
+                del report["output"]
+                if os.path.isdir(out):
+                    results.append((report, self.files(out)))
+                else:
+                    with open(out, "rb") as f:
+                        results.append((report, f.read()))
+            with self.subTest(scheme=scheme, method=method):
+                self.assertEqual(results[0], results[1])
+                self.assertEqual(results[0], results[2])
+
+    def interrupted(self, command, partial):
+        """Ctrl-C as soon as the first part is there."""
+        process = subprocess.Popen([FRESHET, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        end = time.time() + 300
+        while not glob.glob(os.path.join(partial, "part-*.safetensors")):
+            self.assertIsNone(process.poll(), "it finished before it could be interrupted")
+            self.assertLess(time.time(), end)
+            time.sleep(0.002)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=300)
+        self.assertEqual(process.returncode, 130, errors)
+        self.assertIn("the same command continues there", errors)
+        return out
+
+    def test_an_interrupted_run_continues(self):
+        model, ids = random_llama(self.path("m"), layers=6, hidden=384, ffn=768), self.ids(windows=40, length=64)
+        for scheme, method, wanted in (("W4A16", "gptq", "whole"), ("W4A16", "awq+gptq", "awq"),
+                                       ("Q4_K_M", "imatrix+gptq", "q.gguf")):
+            with self.subTest(scheme=scheme, method=method):
+                flags = ("--scheme", scheme, "--method", method, "--calibration", ids, "--json", "--name", "m")
+                whole, out = self.path(wanted), self.path("stopped-" + wanted)
+                report = json.loads(self.succeeds("quantize", model, "-o", whole, *flags))
+                self.assertEqual(report["resumed_parts"], 0)
+                command = ("quantize", model, "-o", out, *flags)
+                self.assertEqual(self.interrupted(command, out + ".partial"), "")
+                self.assertFalse(os.path.exists(out))
+                continued = json.loads(self.succeeds(*command))
+                self.assertGreater(continued["resumed_parts"], 0)
+                self.assertFalse(os.path.exists(out + ".partial"))
+                for key in ("output", "resumed_parts"):
+                    del report[key], continued[key]
+                self.assertEqual(continued, report)
+                for a, b in self.pairs(whole, out):
+                    with open(a, "rb") as f, open(b, "rb") as g:
+                        self.assertEqual(f.read() == g.read(), True, b)
+
+    def pairs(self, a, b):
+        if not os.path.isdir(a):
+            return [(a, b)]
+        self.assertEqual(sorted(os.listdir(a)), sorted(os.listdir(b)))
+        return [(os.path.join(a, name), os.path.join(b, name)) for name in os.listdir(a)]
+
+    def test_other_options_start_anew(self):
+        """What is finished is taken for the same command only."""
+        model, ids = random_llama(self.path("m"), layers=6, hidden=384, ffn=768), self.ids(windows=40, length=64)
+        out = self.path("o")
+        flags = ("quantize", model, "-o", out, "--method", "gptq", "--calibration", ids, "--json", "--scheme")
+        self.interrupted((*flags, "W4A16"), out + ".partial")
+        self.assertEqual(json.loads(self.succeeds(*flags, "W3A16"))["resumed_parts"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
