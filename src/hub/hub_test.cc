@@ -162,7 +162,9 @@ TEST(Url, Resources) {
 
 class BlobWriterTest : public testing::Test {
  protected:
-  std::string path_ = testing::TempDir() + "freshet_blob";
+  // Tests of this class may run at the same time.
+  std::string path_ = testing::TempDir() + "freshet_blob_" +
+                      testing::UnitTest::GetInstance()->current_test_info()->name();
   void SetUp() override { std::filesystem::remove(path_); }
   void TearDown() override { std::filesystem::remove(path_); }
   std::string contents() {

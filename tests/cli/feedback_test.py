@@ -143,7 +143,7 @@ class Options(Case):
         self.assertEqual(self.succeeds("help"), self.succeeds("--help"))
         self.assertEqual(self.succeeds("help", "run"), self.succeeds("run", "--help"))
         self.assertEqual(self.succeeds("version"), self.succeeds("--version"))
-        for word, ours in (("srve", "serve"), ("quantize", "convert"), ("perplexity", "eval perplexity"),
+        for word, ours in (("srve", "serve"), ("quantise", "quantize"), ("perplexity", "eval perplexity"),
                            ("tokenise", "tokenize"), ("gpus", "devices")):
             self.fails(2, word, says=f"there is no command '{word}': did you mean '{ours}'?")
         self.fails(2, "bench", "server", says="")

@@ -2,6 +2,7 @@
 
 usage: readme_test.py     needs FRESHET (the program) and FRESHET_SOURCE_DIR
 """
+import json
 import os
 import re
 import shlex
@@ -44,6 +45,8 @@ class Readme(unittest.TestCase):
             for name in ("prompts.txt", "text.txt"):
                 with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
                     f.write("Once upon a time there was a river.\nIt ran down to the sea.\n" * (1 if name == "prompts.txt" else 99))
+            with open(os.path.join(folder, "ids.json"), "w", encoding="utf-8") as f:
+                json.dump([list(range(1, 200))], f)
             environment = {**os.environ, "FRESHET_CACHE_DIR": os.path.join(folder, "cache")}
             for words in self.commands():
                 if words[0] in INTERACTIVE:
@@ -52,6 +55,8 @@ class Readme(unittest.TestCase):
                     continue
                 if words[0] in ("tokenize", "eval"):  # the folder has no vocabulary
                     words = ["model.gguf" if w == "model/" else w for w in words]
+                if words[0] == "quantize":  # narrow, and no vocabulary either
+                    words = [{"W4A16": "W4A16_G32", "text.txt": "ids.json"}.get(w, w) for w in words]
                 if words[0] == "convert":
                     words = ["other.gguf" if w == "model.gguf" else "q8_0" if w == "q4_k" else w
                              for w in words]
