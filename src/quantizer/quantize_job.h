@@ -109,10 +109,10 @@ class QuantizeJob {
   std::optional<PartResults> results_;
   std::unique_ptr<PartRunner> runner_;
   std::optional<GgufPlan> plan_;
-  std::optional<Imatrix> measured_;      // for the choice of formats
-  std::optional<Importance> given_;      // of options_.imatrix
-  std::vector<InputStats> given_stats_;  // of the part
-  std::vector<std::string> changed_;     // tensors of the part besides its matrices
+  std::optional<Imatrix> measured_;          // for the choice of formats
+  std::optional<Importance> given_;          // of options_.imatrix
+  std::vector<InputStats> given_stats_;      // of the part
+  std::vector<std::string> changed_;         // tensors of the part besides its matrices
   std::map<models::Role, float> input_max_;  // of the part: the largest input of each kind of layer
   double fraction_ = 0.0;
   QuantizeReport report_;
