@@ -28,7 +28,6 @@ Result<MethodSet> MethodSet::parse(std::string_view text) {
       const std::string close = nearest(one, names);
       return invalid_argument(
           "--method {}: '{}' is not a method{}: use rtn, imatrix, gptq, awq or smoothquant, or "
-          "some "
           "some joined by '+'",
           all, one, close.empty() ? "" : fmt::format(", did you mean {}?", close));
     }
