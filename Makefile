@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 CONFIGURE = cmake --preset
 NINJA = cmake --build
 
-.PHONY: run build cuda install package test check test-asan test-tsan test-peers test-arm64 format format-check lint fuzz bench clean help
+.PHONY: run build cuda install package test test-quantize-memory check test-asan test-tsan test-peers test-arm64 format format-check lint fuzz bench clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -58,6 +58,9 @@ test-peers:      ## load quantised folders in transformers (downloads torch and 
 	@build/peers_venv/bin/pip install -q --disable-pip-version-check torch==2.15.0 \
 	  transformers==5.24.0 compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate safetensors numpy
 	@build/peers_venv/bin/python tests/peers/load_in_peers.py build/release/bin/freshet
+
+test-quantize-memory: build ## the memory that quantising a model of 70B widths takes: 15 GB of disk, an hour
+	@FRESHET=$(BUILD)/release/bin/freshet tests/quantize/memory_test.py
 
 # What an instruction set can change; the rest would take hours under emulation.
 ARM64_TESTS = backend_cpu_test op_conformance_test golden_test

@@ -216,16 +216,15 @@ json::Object quantization_of(const Checkpoint& c) {
     for (const auto& [key, value] : all.as_object()) {
       if (key.starts_with(kKey)) out[key.substr(kKey.size())] = value;
     }
+    if (!out.empty()) out["format"] = "gguf";
     return out;
   }
   if (const json::Value* ours = c.config().find("freshet"); ours != nullptr && ours->is_object()) {
     for (const auto& [key, value] : ours->as_object()) out[key] = value;
   }
   const json::Value* published = models::quantization_config(c.config());
-  for (const char* key : {"quant_method", "format"}) {
-    const json::Value* value = published == nullptr ? nullptr : published->find(key);
-    if (value != nullptr && value->is_string()) out[key] = *value;
-  }
+  const json::Value* name = published == nullptr ? nullptr : published->find("quant_method");
+  if (name != nullptr && name->is_string()) out["format"] = *name;
   return out;
 }
 

@@ -198,7 +198,10 @@ Status read_inputs(const Options& o, Inputs& in, quantizer::QuantizeOptions& q) 
   FRESHET_ASSIGN_OR_RETURN(in.overrides, recipe_overrides(o.recipe));
   FRESHET_ASSIGN_OR_RETURN(in.imatrix, importance_matrix(o.recipe));
   FRESHET_RETURN_IF_ERROR(check_calibration(o, in, q.method));
-  FRESHET_ASSIGN_OR_RETURN(q.memory, parse_bytes(o.memory));
+  q.memory = 0;
+  if (o.memory != "0") {
+    FRESHET_ASSIGN_OR_RETURN(q.memory, parse_bytes(o.memory));
+  }
   FRESHET_ASSIGN_OR_RETURN(in.path, resolve_model(o.model));
   FRESHET_RETURN_IF_ERROR(check_output(o, in.path, gguf));
   runtime::ComputeOptions compute_options;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "base/nearest.h"
+
 namespace freshet::quantizer {
 
 Result<MethodSet> MethodSet::parse(std::string_view text) {
@@ -22,10 +24,12 @@ Result<MethodSet> MethodSet::parse(std::string_view text) {
     } else if (one == "smoothquant") {
       out.smoothquant = true;
     } else {
+      const std::string names[] = {"rtn", "imatrix", "gptq", "awq", "smoothquant"};
+      const std::string close = nearest(one, names);
       return invalid_argument(
-          "--method {}: '{}' is not a method: use rtn, imatrix, gptq, awq or smoothquant, or some "
-          "joined by '+'",
-          all, one);
+          "--method {}: '{}' is not a method{}: use rtn, imatrix, gptq, awq or smoothquant, or "
+          "some joined by '+'",
+          all, one, close.empty() ? "" : fmt::format(", did you mean {}?", close));
     }
     if (plus == std::string_view::npos) break;
     text.remove_prefix(plus + 1);

@@ -59,6 +59,17 @@ std::string module_name(const std::string& tensor) {
   return tensor.ends_with(kEnd) ? tensor.substr(0, tensor.size() - kEnd.size()) : tensor;
 }
 
+namespace {
+
+// Advice for a scheme whose groups do not fit.
+std::string other_group(const Scheme& scheme) {
+  const std::string name = scheme.name.substr(0, scheme.name.find("_G")) + "_G32";
+  if (scheme.group <= 32 || !scheme_by_name(name).ok()) return "take another scheme, or ";
+  return fmt::format("choose another group (--scheme {}), or ", name);
+}
+
+}  // namespace
+
 QuantizeJob::QuantizeJob(WorkingModel& working, const QuantizeOptions& options)
     : working_(working), options_(options) {}
 
@@ -173,11 +184,8 @@ Status QuantizeJob::check_shapes() const {
             t.source->name, t.count > 1 ? "a stack of experts" : "stored [in, out]");
       const int64_t group = options_.scheme.group;
       if (group > 0 && t.cols % group != 0)
-        return unsupported(
-            "tensor '{}' has {} columns, not a multiple of {}: choose another group (--scheme "
-            "{}_G32) "
-            "or --ignore it",
-            t.source->name, t.cols, group, options_.scheme.name);
+        return unsupported("tensor '{}' has {} columns, not a multiple of {}: {}--ignore it",
+                           t.source->name, t.cols, group, other_group(options_.scheme));
     }
   }
   if (count == 0) return invalid_argument("nothing to quantise: --ignore names every linear layer");

