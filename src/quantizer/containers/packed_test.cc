@@ -58,7 +58,7 @@ bool expect_computed(const StoredTensor& t, const TensorSource& want) {
   };
   if (t.name.ends_with(".SCB") || t.name.ends_with(".nested_absmax")) {
     // Our scales have 16 significant bits, so that their products with codes are exact.
-    const float most = t.name.ends_with(".SCB") ? 0x1p-17f + 1e-6f : 1e-6f;
+    const float most = t.name.ends_with(".SCB") ? 0x1p-16f + 1e-6f : 1e-6f;
     for (size_t i = 0; i < t.bytes.size() / 4; ++i) {
       const float v = floats(want.data, i);
       EXPECT_NEAR(floats(t.bytes.data(), i), v, most * v) << t.name;
