@@ -265,7 +265,7 @@ Status quantize(const Options& o, Context& context) {
     progress.update(stage, fraction);
     return !context.interrupts.requested();
   };
-  if (!o.evaluate.empty()) q.metadata = loss_placeholders();
+  if (!o.evaluate.empty()) q.metadata = unmeasured_loss();
   const auto report = quantizer::quantize(*in.working, q);
   progress.clear();
   if (!report.ok()) {

@@ -100,7 +100,7 @@ Result<eval::ModelComparison> measure_loss(const std::string& base, const std::s
   return loss;
 }
 
-std::vector<std::pair<std::string, std::string>> loss_placeholders() {
+std::vector<std::pair<std::string, std::string>> unmeasured_loss() {
   std::vector<std::pair<std::string, std::string>> out;
   for (const char* key : kLossKeys) out.emplace_back(std::string(kPrefix) + key, "0.0");
   return out;

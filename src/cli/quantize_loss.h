@@ -19,10 +19,10 @@ Result<eval::ModelComparison> measure_loss(const std::string& base, const std::s
                                            Context& context);
 
 // GGUF metadata that record_loss() fills in later: key, and a value written as JSON.
-std::vector<std::pair<std::string, std::string>> loss_placeholders();
+std::vector<std::pair<std::string, std::string>> unmeasured_loss();
 
 // Writes the loss beside the method that the output holds already: in config.json under "freshet",
-// or in place of the placeholders.
+// or in place of unmeasured_loss().
 Status record_loss(const std::string& output, bool gguf, const eval::ModelComparison& loss);
 
 }  // namespace freshet::cli

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -14,11 +13,7 @@
 #include "quantizer/quantize_job.h"
 
 namespace freshet::quantizer {
-namespace {
-
 using models::LinearTensor;
-
-}  // namespace
 
 json::Value record_of(const QuantizedLinear& l) {
   json::Object o;
@@ -73,6 +68,23 @@ std::string other_group(const Scheme& scheme) {
 QuantizeJob::QuantizeJob(WorkingModel& working, const QuantizeOptions& options)
     : working_(working), options_(options) {}
 
+// The given statistics that are used.
+std::string QuantizeJob::hash_of(const Imatrix& imatrix) const {
+  uint64_t hash = 0;
+  for (const auto& [name, entry] : imatrix.entries) {
+    if (!options_.overrides->uses_importance(name)) continue;
+    const auto add = [&](const auto& values) {
+      hash = hash_bytes(
+          {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(values[0])},
+          hash);
+    };
+    add(name);
+    add(entry.sum2);
+    add(entry.counts);
+  }
+  return fmt::format("{:016x}", hash);
+}
+
 // Everything that the result depends on.
 std::string QuantizeJob::key() const {
   json::Object key;
@@ -93,6 +105,7 @@ std::string QuantizeJob::key() const {
       formats.emplace_back(name + "|" + std::string(quant::info(f).name));
   }
   key["formats"] = json::Value(std::move(formats));
+  key["statistics"] = options_.imatrix == nullptr ? "" : hash_of(*options_.imatrix);
   json::Array files;
   for (const MappedFile* file : working_.checkpoint().files()) {
     files.emplace_back(file->path());
@@ -296,7 +309,11 @@ Result<QuantizeReport> quantize(WorkingModel& working, const QuantizeOptions& op
   FRESHET_RETURN_IF_ERROR(job.check_shapes());
   FRESHET_RETURN_IF_ERROR(job.run_parts());
   FRESHET_RETURN_IF_ERROR(job.write_output());
-  FRESHET_RETURN_IF_ERROR(job.verify());
+  if (const Status same = job.verify(); !same.ok()) {
+    std::error_code error;
+    std::filesystem::remove_all(options.output, error);
+    return same;
+  }
   job.remove_partial();
   return job.take_report();
 }

@@ -50,6 +50,7 @@ class QuantizeJob {
   };
 
   std::string key() const;
+  std::string hash_of(const Imatrix& imatrix) const;
   Status weigh_target();
   std::vector<Target> targets(const models::LinearTensor& t) const;
   ExportOptions export_options() const;

@@ -168,7 +168,9 @@ void QuantizeJob::add_given_statistics(std::vector<Work>& work) {
   given_stats_.reserve(work.size());
   for (Work& w : work) {
     const auto name = gguf_names_.find(w.tensor.source->name);
-    if (w.stats != nullptr || name == gguf_names_.end()) continue;
+    if (w.stats != nullptr || name == gguf_names_.end() ||
+        !options_.overrides->uses_importance(name->second))
+      continue;
     const auto means = given_->of(name->second, std::max(w.tensor.expert, 0), w.tensor.cols);
     if (means.empty()) continue;
     InputStats& stats = given_stats_.emplace_back();

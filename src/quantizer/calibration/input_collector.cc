@@ -10,7 +10,6 @@ namespace freshet::quantizer {
 struct InputCollector::Shared {
   InputStats stats;
   std::vector<double> sum_abs, sum_square;  // [cols]
-  int64_t seen_in_step = -1;                // index of the last step that was added
 };
 
 InputCollector::InputCollector(const Wants& wants, ops::Ops& ops, int64_t step_tokens,

@@ -13,6 +13,7 @@
 #include <array>
 #include <cmath>
 
+#include "quant/levels4.h"
 #include "quantizer/containers/double_quantisation.h"
 #include "quantizer/containers/loader_facts.h"
 #include "quantizer/containers/packing.h"
@@ -23,32 +24,6 @@ namespace {
 
 constexpr int64_t kBnbBlock = 64;
 constexpr float kMostCode = 127.0f;
-
-// The published code books, as F32. (QLoRA, appendix E; the FP4 of bitsandbytes has one bit of
-// mantissa and divides by its greatest number.)
-constexpr std::array<float, 16> kNf4Book = {
-    -1.0f,
-    -0.6961928009986877f,
-    -0.5250730514526367f,
-    -0.39491748809814453f,
-    -0.28444138169288635f,
-    -0.18477343022823334f,
-    -0.09105003625154495f,
-    0.0f,
-    0.07958029955625534f,
-    0.16093020141124725f,
-    0.24611230194568634f,
-    0.33791524171829224f,
-    0.44070982933044434f,
-    0.5626170039176941f,
-    0.7229568362236023f,
-    1.0f,
-};
-constexpr float kThird = 0.3333333432674408f, kSixth = 0.1666666716337204f,
-                kTwoThirds = 0.6666666865348816f, kLeastFp4 = 0.0052083334885537624f;
-constexpr std::array<float, 16> kFp4Book = {
-    0.0f, kLeastFp4,  kTwoThirds,  1.0f,  kThird,  0.5f,  kSixth,  0.25f,
-    0.0f, -kLeastFp4, -kTwoThirds, -1.0f, -kThird, -0.5f, -kSixth, -0.25f};
 
 bool bnb_table(const Scheme& s) {
   return s.levels == Levels::kNF4 || s.levels == Levels::kFP4;
@@ -146,7 +121,9 @@ BnbTensors pack_table(const std::string& stem, const CodedMatrix& m, const Schem
     out.push_back(f32_tensor(weight + ".absmax", {blocks}, m.scales));
   }
   const bool nf4 = s.levels == Levels::kNF4;
-  out.push_back(f32_tensor(weight + ".quant_map", {16}, nf4 ? kNf4Book : kFp4Book));
+  out.push_back(
+      f32_tensor(weight + ".quant_map", {16},
+                 nf4 ? std::to_array(quant::kNf4Levels) : std::to_array(quant::kFp4Levels)));
   const std::string state = quant_state(m, s, facts);
   out.push_back({fmt::format("{}.quant_state.bitsandbytes__{}", weight, nf4 ? "nf4" : "fp4"),
                  "U8",

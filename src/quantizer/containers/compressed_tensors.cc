@@ -277,14 +277,11 @@ Loader compressed_vllm(std::string engine, const Scheme& s, const ModelFacts& fa
 
 std::vector<Loader> compressed_loaders(const Scheme& s, const ModelFacts& facts) {
   const bool whole = s.levels == Levels::kInteger;
-  const bool groups_of_int8 = whole && s.activations != Activations::kNone && s.group > 0;
   const int64_t multiple = s.levels == Levels::kE4M3 && s.scale != ScaleType::kE8M0 ? 128
                            : whole && s.activations != Activations::kNone           ? 1
                                                                                     : 32;
   std::vector<Loader> out;
-  out.push_back(groups_of_int8
-                    ? not_in("Freshet", "it takes int8 activations with one scale per row")
-                    : freshet_loader(facts, multiple));
+  out.push_back(freshet_loader(facts, multiple));
   out.push_back(compressed_vllm("vLLM", s, facts));
   out.push_back(compressed_vllm("SGLang", s, facts));
   out.push_back(loads_in("transformers", "with compressed-tensors 0.20 or later"));

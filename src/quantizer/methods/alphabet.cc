@@ -1,6 +1,7 @@
 #include "quantizer/methods/alphabet.h"
 
 #include "base/status.h"
+#include "quant/levels4.h"
 
 namespace freshet::quantizer {
 
@@ -45,6 +46,22 @@ Alphabet Alphabet::e4m3() {
   return a;
 }
 
+namespace {
+
+// The levels of these codes, which must ascend.
+template <size_t kSize>
+constexpr CodeTable table_of(const float (&levels)[16], const std::array<int, kSize>& codes) {
+  CodeTable table{};
+  for (size_t i = 0; i < kSize; ++i) {
+    table.levels[i] = levels[codes[i]];
+    table.codes[i] = static_cast<uint8_t>(codes[i]);
+  }
+  table.size = static_cast<int>(kSize);
+  return table;
+}
+
+}  // namespace
+
 const CodeTable& e2m1_table() {
   static constexpr CodeTable kTable = {
       {-6, -4, -3, -2, -1.5f, -1, -0.5f, 0, 0.5f, 1, 1.5f, 2, 3, 4, 6},
@@ -54,23 +71,14 @@ const CodeTable& e2m1_table() {
 }
 
 const CodeTable& nf4_table() {
-  static constexpr CodeTable kTable = {
-      {-1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
-       -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
-       0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
-       0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f},
-      {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
-      16};
+  static constexpr CodeTable kTable =
+      table_of(quant::kNf4Levels, std::array{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15});
   return kTable;
 }
 
 const CodeTable& fp4_table() {
-  // Codes 0 .. 7 are 0, 1/192, 2/3, 1, 1/3, 1/2, 1/6, 1/4; bit 3 is the sign.
-  static constexpr CodeTable kTable = {
-      {-1.0f, -0x1.555556p-1f, -0.5f, -0x1.555556p-2f, -0.25f, -0x1.555556p-3f, -0x1.555556p-8f,
-       0.0f, 0x1.555556p-8f, 0x1.555556p-3f, 0.25f, 0x1.555556p-2f, 0.5f, 0x1.555556p-1f, 1.0f},
-      {11, 10, 13, 12, 15, 14, 9, 0, 1, 6, 7, 4, 5, 2, 3},
-      15};
+  static constexpr CodeTable kTable =
+      table_of(quant::kFp4Levels, std::array{11, 10, 13, 12, 15, 14, 9, 0, 1, 6, 7, 4, 5, 2, 3});
   return kTable;
 }
 
