@@ -42,6 +42,7 @@ ops::Heads::Part part_of(const Step& step, const AttentionSpec& spec, const Matr
   if (spec.qk_norm != QkNorm::kNone) part.norm = &norm;
   part.norm_per_head = spec.qk_norm == QkNorm::kHeadDistinct;
   part.norm_all_heads = spec.qk_norm == QkNorm::kFull;
+  part.norm_after = spec.norm_after_rope;
   if (const RopeSpec* rope = rope_of(step, spec.rope)) {
     part.rotary_dim = rope->rotary_dim;
     part.interleaved = rope->interleaved;
@@ -73,6 +74,7 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
     all.k = product_of(w.k, k);
     all.v = product_of(w.v, heads.v);
     heads.k = part_of(step, spec, k, spec.kv_heads, k_norm);
+    if (!spec.rotates_keys) heads.k.rotary_dim = 0;
   }
   if (attends) {
     all.attend.out = step.arena.matrix(tokens, int64_t{spec.heads} * spec.value_dim);
@@ -141,9 +143,15 @@ struct GqaKind {
     if (a.window < 0) return invalid_argument("layer {}: sliding window of {}", layer, a.window);
     return validate_rotation(model, a.rope, a.head_dim, layer);
   }
+  static Status supported(const Spec& a, const ops::Device& device) {
+    if (a.rotates_keys) return {};
+    return unsupported("queries scaled by their position on {}: use --device cpu", device.name());
+  }
   static std::string describe(const Spec& a) {
-    return fmt::format("{} heads of {} over {} for keys and values{}{}", a.heads, a.head_dim,
-                       a.kv_heads, describe_attention_options(a.window, a.sinks, a.rope),
+    const int rotation = a.rotates_keys ? a.rope : -1;
+    return fmt::format("{} heads of {} over {} for keys and values{}{}{}", a.heads, a.head_dim,
+                       a.kv_heads, describe_attention_options(a.window, a.sinks, rotation),
+                       a.rotates_keys ? "" : ", queries scaled by position",
                        a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "");
   }
   static void fields(const Spec& a, json::Object& to) {

@@ -28,5 +28,25 @@ Architecture glm4();
 Architecture deepseek_v2();
 Architecture deepseek_v3();
 Architecture gpt_oss();
+Architecture smollm3();
+Architecture olmo3();
+Architecture olmoe();
+Architecture cohere2();
+Architecture exaone4();
+Architecture glm4_moe();
+Architecture ernie4_5();
+Architecture ernie4_5_moe();
+Architecture hunyuan_dense();
+Architecture seed_oss();
+Architecture apertus();
+Architecture arcee();
+Architecture nemotron();
+Architecture phi();
+Architecture phimoe();
+Architecture falcon();
+Architecture minimax_m2();
+Architecture granitemoe();
+Architecture gpt_bigcode();
+Architecture gptj();
 
 }  // namespace freshet::models

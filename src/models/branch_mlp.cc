@@ -1,3 +1,4 @@
+#include <cmath>
 #include <numeric>
 
 #include "models/branch_loading.h"
@@ -5,6 +6,27 @@
 
 namespace freshet::models {
 namespace {
+
+// The file stores the slopes as numbers whose softplus they are, the negative one less beta.
+Status assemble_xielu(WeightReader& reader, int layer, ops::Xielu& out) {
+  const auto number = [&](Role role) -> Result<float> {
+    FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor, reader.require(role, "", layer));
+    FRESHET_ASSIGN_OR_RETURN(const std::vector<float> values, reader.values(*tensor, 1));
+    return values.front();
+  };
+  const auto softplus = [](float x) { return std::log1p(std::exp(x)); };
+  if (reader.find(Role::kXieluBeta, "", layer) != nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(out.beta, number(Role::kXieluBeta));
+  }
+  if (reader.find(Role::kXieluEps, "", layer) != nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(out.eps, number(Role::kXieluEps));
+  }
+  FRESHET_ASSIGN_OR_RETURN(const float positive, number(Role::kXieluPositive));
+  FRESHET_ASSIGN_OR_RETURN(const float negative, number(Role::kXieluNegative));
+  out.positive = softplus(positive);
+  out.negative = out.beta + softplus(negative);
+  return {};
+}
 
 Status assemble(WeightReader& reader, const MlpSpec& mlp, int64_t hidden, int layer,
                 MlpWeights& out) {
@@ -25,6 +47,7 @@ Status assemble(WeightReader& reader, const MlpSpec& mlp, int64_t hidden, int la
     }
     FRESHET_RETURN_IF_ERROR(reader.linear(out.up, Role::kUp, layer, ff, hidden, mlp.bias));
   }
+  if (mlp.xielu) FRESHET_RETURN_IF_ERROR(assemble_xielu(reader, layer, out.xielu));
   return reader.linear(out.down, Role::kDown, layer, hidden, ff, mlp.bias);
 }
 

@@ -110,8 +110,14 @@ WeightNames WeightNames::gguf(std::span<const NameRule> differences) {
   return names;
 }
 
-std::string WeightNames::stem(Role role, int layer, int expert) const {
-  std::string name(patterns_[static_cast<size_t>(role)]);
+std::string WeightNames::stem(Role role, int layer, int expert, int choice) const {
+  std::string_view pattern = patterns_[static_cast<size_t>(role)];
+  for (; choice > 0; --choice) {
+    const size_t end = pattern.find('|');
+    if (end == std::string_view::npos) return {};
+    pattern.remove_prefix(end + 1);
+  }
+  std::string name(pattern.substr(0, pattern.find('|')));
   replace(name, "{}", layer);
   replace(name, "{e}", expert);
   return name;

@@ -95,6 +95,7 @@ class WeightReader {
   std::vector<Model::WeightInfo> take_infos() { return std::move(infos_); }
 
  private:
+  const loader::TensorSource* find_stem(const std::string& name, std::string_view suffix) const;
   void note(const std::string& name, ops::Weight& weight);  // and tells it who it is
 
   const loader::Checkpoint& checkpoint_;

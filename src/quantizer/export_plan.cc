@@ -23,13 +23,18 @@ Order interleaved(int heads, int head_dim) {
   return order;
 }
 
-// From (query, key, value) per head to all queries, all keys, all values.
-Order unfused(int heads, int head_dim) {
+// From (queries, key, value) per key-value head to all queries, all keys, all values.
+Order unfused(const AttentionSpec& a) {
+  const int64_t queries = int64_t{a.heads} / a.kv_heads * a.head_dim;
+  const int64_t sizes[] = {queries, a.head_dim, a.value_dim};
+  const int64_t group = sizes[0] + sizes[1] + sizes[2];
   Order order;
-  for (int64_t part = 0; part < 3; ++part) {
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t i = 0; i < head_dim; ++i) order.push_back((h * 3 + part) * head_dim + i);
+  int64_t offset = 0;
+  for (const int64_t size : sizes) {
+    for (int64_t g = 0; g < a.kv_heads; ++g) {
+      for (int64_t i = 0; i < size; ++i) order.push_back(g * group + offset + i);
     }
+    offset += size;
   }
   return order;
 }
@@ -98,13 +103,13 @@ Status ExportPlanner::norm(Role role, int layer) {
 
 Status ExportPlanner::branch(const AttentionSpec& a, int layer) {
   const bool turn = reader_.architecture().gguf_interleaves;
-  const bool per_head = reader_.architecture().fused_qkv == models::FusedQkv::kPerHead;
+  const bool per_group = reader_.architecture().fused_qkv == models::FusedQkv::kPerGroup;
   for (const char* suffix : {".weight", ".bias"}) {
     const auto put = [&](Role role, Order order) {
       const TensorSource* t = reader_.find(role, suffix, layer);
       if (t != nullptr && !used_.contains(t->name)) add(role, layer, suffix, *t, std::move(order));
     };
-    put(Role::kQkv, per_head ? unfused(a.heads, a.head_dim) : Order{});
+    put(Role::kQkv, per_group ? unfused(a) : Order{});
     put(Role::kQuery, turn ? interleaved(a.heads, a.head_dim) : Order{});
     put(Role::kKey, turn ? interleaved(a.kv_heads, a.head_dim) : Order{});
   }
@@ -136,7 +141,7 @@ Status ExportPlanner::stacked(const MoeSpec& moe, Role own, Role together, int l
 // Splits [experts, 2 * ff, hidden], gates first, into two tensors.
 Status ExportPlanner::split_gate_up(const TensorSource& source, int layer) {
   if (source.shape.size() != 3 || source.shape[1] % 2 != 0 ||
-      reader_.architecture().experts_interleaved)
+      reader_.architecture().experts_transposed)
     return unsupported("tensor '{}' has a layout that cannot be converted", source.name);
   used_.insert(source.name);
   const int64_t experts = source.shape[0], ff = source.shape[1] / 2;

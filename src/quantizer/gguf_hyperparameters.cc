@@ -71,6 +71,7 @@ void add_rope(const RopeSpec& rope, Keys& keys) {
     case RopeSpec::Scaling::kDynamic:
     case RopeSpec::Scaling::kLlama3:
     case RopeSpec::Scaling::kFactors:
+    case RopeSpec::Scaling::kTemperature:
       break;
   }
 }
