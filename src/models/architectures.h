@@ -48,5 +48,6 @@ Architecture minimax_m2();
 Architecture granitemoe();
 Architecture gpt_bigcode();
 Architecture gptj();
+Architecture llama4();
 
 }  // namespace freshet::models

@@ -28,7 +28,7 @@ std::span<const Architecture> architectures() {
       olmo3(),        olmoe(),         cohere2(),     exaone4(),     glm4_moe(),   ernie4_5(),
       ernie4_5_moe(), hunyuan_dense(), seed_oss(),    apertus(),     arcee(),      nemotron(),
       phi(),          phimoe(),        falcon(),      minimax_m2(),  granitemoe(), gpt_bigcode(),
-      gptj(),
+      gptj(),         llama4(),
   };
   return list;
 }
