@@ -7,22 +7,30 @@
 namespace freshet::models {
 namespace {
 
+// One of the layer's numbers: a tensor, or an element of a list in GGUF's metadata.
+Result<float> xielu_number(const WeightReader& reader, Role role, int layer) {
+  if (reader.is_gguf()) {
+    const std::string key = reader.stem(role);
+    const auto list = reader.metadata(key);
+    const auto at = static_cast<size_t>(layer);
+    if (list && list->size() == 1) return list->front();
+    if (list && at < list->size()) return (*list)[at];
+    return invalid_argument("GGUF: '{}' has no number for layer {}", key, layer);
+  }
+  FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor, reader.require(role, "", layer));
+  FRESHET_ASSIGN_OR_RETURN(const std::vector<float> values, reader.values(*tensor, 1));
+  return values.front();
+}
+
 // The file stores the slopes as numbers whose softplus they are, the negative one less beta.
-Status assemble_xielu(WeightReader& reader, int layer, ops::Xielu& out) {
-  const auto number = [&](Role role) -> Result<float> {
-    FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor, reader.require(role, "", layer));
-    FRESHET_ASSIGN_OR_RETURN(const std::vector<float> values, reader.values(*tensor, 1));
-    return values.front();
-  };
+Status assemble_xielu(const WeightReader& reader, int layer, ops::Xielu& out) {
   const auto softplus = [](float x) { return std::log1p(std::exp(x)); };
-  if (reader.find(Role::kXieluBeta, "", layer) != nullptr) {
-    FRESHET_ASSIGN_OR_RETURN(out.beta, number(Role::kXieluBeta));
+  if (reader.is_gguf() || reader.find(Role::kXieluBeta, "", layer) != nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(out.beta, xielu_number(reader, Role::kXieluBeta, layer));
+    FRESHET_ASSIGN_OR_RETURN(out.eps, xielu_number(reader, Role::kXieluEps, layer));
   }
-  if (reader.find(Role::kXieluEps, "", layer) != nullptr) {
-    FRESHET_ASSIGN_OR_RETURN(out.eps, number(Role::kXieluEps));
-  }
-  FRESHET_ASSIGN_OR_RETURN(const float positive, number(Role::kXieluPositive));
-  FRESHET_ASSIGN_OR_RETURN(const float negative, number(Role::kXieluNegative));
+  FRESHET_ASSIGN_OR_RETURN(const float positive, xielu_number(reader, Role::kXieluPositive, layer));
+  FRESHET_ASSIGN_OR_RETURN(const float negative, xielu_number(reader, Role::kXieluNegative, layer));
   out.positive = softplus(positive);
   out.negative = out.beta + softplus(negative);
   return {};

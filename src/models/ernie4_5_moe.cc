@@ -35,7 +35,7 @@ ModelSpec spec(Config& c) {
   moe.routing.top_k = c.size({"moe_k", "num_experts_per_tok"}, 6);
   moe.routing.renormalize = true;
   const int first = c.count({"moe_layer_start_index", "first_k_dense_replace"}, 1);
-  const int step = c.size({"moe_layer_interval"}, 1);
+  const int step = c.size({"moe_layer_interval", "interleave_moe_layer_step"}, 1);
   const double end = c.number({"moe_layer_end_index"}, -1);
   set_experts(s, moe, [&](int layer) {
     return layer >= first && (end < 0 || layer <= end) && (layer + 1) % step == 0;

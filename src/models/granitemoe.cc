@@ -17,6 +17,7 @@ ModelSpec spec(Config& c) {
   MoeSpec moe;
   moe.expert_ff = s.layers.front().mlp().ff;
   moe.glu.activation = s.layers.front().mlp().activation;
+  moe.shared_ff = c.count({"shared_expert_intermediate_size"}, 0);  // in GGUF files alone
   moe.routing.score = ops::Routing::Score::kTopkSoftmax;
   moe.routing.experts = c.size({"num_local_experts", "num_experts"}, 8);
   moe.routing.top_k = c.size({"num_experts_per_tok"}, 2);

@@ -71,6 +71,11 @@ constexpr NameRule kGguf[] = {
     {Role::kUp, "blk.{}.ffn_up"},
     {Role::kDown, "blk.{}.ffn_down"},
     {Role::kGateUp, "blk.{}.ffn_up"},
+    // Lists in the metadata.
+    {Role::kXieluPositive, "xielu.alpha_p"},
+    {Role::kXieluNegative, "xielu.alpha_n"},
+    {Role::kXieluBeta, "xielu.beta"},
+    {Role::kXieluEps, "xielu.eps"},
     {Role::kRouter, "blk.{}.ffn_gate_inp"},
     {Role::kRouterCorrection, "blk.{}.exp_probs_b"},
     {Role::kExpertGate, "blk.{}.ffn_gate.{e}"},

@@ -104,6 +104,12 @@ const TensorSource* WeightReader::find_stem(const std::string& name,
   return suffix == ".bias" ? find_name(name + "_bias") : nullptr;
 }
 
+std::optional<std::vector<float>> WeightReader::metadata(const std::string& key) const {
+  if (!is_gguf_) return std::nullopt;
+  if (const auto one = checkpoint_.gguf()->get_f32(key)) return std::vector{*one};
+  return checkpoint_.gguf()->get_floats(key);
+}
+
 Result<const TensorSource*> WeightReader::require(Role role, std::string_view suffix, int layer,
                                                   int expert) const {
   const TensorSource* found = find(role, suffix, layer, expert);

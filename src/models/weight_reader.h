@@ -54,6 +54,8 @@ class WeightReader {
   bool shapes_suffice() const { return packed_ != nullptr; }
   bool is_gguf() const { return is_gguf_; }
   const json::Value& config() const { return checkpoint_.config(); }
+  // A number or a list of numbers of GGUF's metadata; nullopt: absent.
+  std::optional<std::vector<float>> metadata(const std::string& key) const;
   const Architecture& architecture() const { return architecture_; }
   ops::Ops& ops() const { return ops_; }
 

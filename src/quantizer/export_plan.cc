@@ -60,6 +60,13 @@ ExportPlanner::ExportPlanner(const models::WeightReader& reader,
       names_(models::WeightNames::gguf(reader.architecture().gguf_names)) {}
 
 std::string ExportPlanner::gguf_name(Role role, int layer, const char* suffix) const {
+  // Where branches share a norm, it has the second of two names.
+  if (layer >= 0) {
+    const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
+    const bool shared = spec.parallel && !spec.branches.back().norms.in;
+    const std::string second = shared ? names_.stem(role, layer, -1, 1) : "";
+    if (!second.empty()) return second + suffix;
+  }
   return names_.stem(role, layer) + suffix;
 }
 
@@ -159,6 +166,14 @@ Status ExportPlanner::split_gate_up(const TensorSource& source, int layer) {
 
 Status ExportPlanner::branch(const MoeSpec& moe, int layer) {
   FRESHET_RETURN_IF_ERROR(linear(Role::kRouter, layer));
+  if (moe.router_correction) {
+    const TensorSource* t = reader_.find(Role::kRouterCorrection, "", layer);
+    if (t == nullptr) {
+      FRESHET_ASSIGN_OR_RETURN(t, reader_.require(Role::kRouterCorrection, ".bias", layer));
+    }
+    add(Role::kRouterCorrection, layer, ".bias", *t);
+    out_.back().shape = {t->elements()};
+  }
   for (const Role role :
        {Role::kSharedGate, Role::kSharedUp, Role::kSharedDown, Role::kSharedScale})
     FRESHET_RETURN_IF_ERROR(linear(role, layer));
@@ -175,7 +190,13 @@ Status ExportPlanner::branch(const MlaSpec&, int) {
   return unsupported("converting latent attention to GGUF is not supported");
 }
 
-Status ExportPlanner::branch(const MlpSpec&, int layer) {
+Status ExportPlanner::branch(const MlpSpec& mlp, int layer) {
+  if (mlp.xielu) {  // in the metadata: gguf_families.h
+    for (const Role role :
+         {Role::kXieluPositive, Role::kXieluNegative, Role::kXieluBeta, Role::kXieluEps}) {
+      if (const TensorSource* t = reader_.find(role, "", layer)) used_.insert(t->name);
+    }
+  }
   for (const Role role : {Role::kGateUp, Role::kGate, Role::kUp, Role::kDown})
     FRESHET_RETURN_IF_ERROR(linear(role, layer));
   return {};
@@ -219,14 +240,17 @@ void ExportPlanner::divisors() {
   }
 }
 
-// Buffers that a model can recompute, and a head equal to the embedding, are not written.
+// Buffers that a model can recompute, a head equal to the embedding, and layers behind the last one
+// (they draft further tokens) are not written.
 Status ExportPlanner::all_used() const {
+  const std::string behind = fmt::format("model.layers.{}.", spec_.layers.size());
   for (const TensorSource& t : checkpoint_.tensors()) {
     const bool made_again = t.name.ends_with("rotary_emb.inv_freq") ||
                             t.name.ends_with("attn.masked_bias") ||
                             t.name.ends_with(".attn.bias") || t.name.ends_with("attention.bias");
     const bool tied_head = spec_.tied_embeddings && t.name.ends_with("lm_head.weight");
-    if (!used_.contains(t.name) && !made_again && !tied_head)
+    const bool drafts = t.name.starts_with(behind);
+    if (!used_.contains(t.name) && !made_again && !tied_head && !drafts)
       return unsupported("tensor '{}' has no place in a GGUF file of this architecture", t.name);
   }
   return {};
