@@ -29,6 +29,7 @@ struct ForwardBatch {
   // id is in token_ids.
   std::vector<int32_t> ids_from;
   std::vector<int32_t> positions;    // [tokens]
+  std::vector<int32_t> token_types;  // [tokens], or empty: all of type 0
   std::vector<int32_t> query_start;  // [sequences + 1]
   std::vector<int32_t> context_len;  // [sequences], this step's tokens included
   std::vector<BlockTables> tables;   // [groups]

@@ -56,6 +56,15 @@ Matrix Decoder::embed(Step& step) {
     ops_.embed(positions, ends_->positions, batch.positions, 1.0f, spec_.position_offset);
     ops_.add(x, positions, 1.0f);
   }
+  if (spec_.token_types > 0) {
+    const Matrix types = arena_.matrix(tokens, spec_.hidden_size);
+    const std::span<const int32_t> ids =
+        batch.token_types.empty() ? std::span<const int32_t>(zeros_).first(batch.token_ids.size())
+                                  : std::span<const int32_t>(batch.token_types);
+    ops_.embed(types, ends_->token_types, ids, 1.0f);
+    ops_.add(x, types, 1.0f);
+  }
+  if (spec_.embedded_norm) ops_.norm(x, x, norm_of(*spec_.embedded_norm, ends_->embedded_norm));
   return x;
 }
 

@@ -104,6 +104,7 @@ class Decoder final : public Model {
   Buffer named_;  // [max_logit_rows], a device's: sampled tokens of the last batch
   std::vector<Vector> frequencies_;  // [ropes]
   std::vector<int32_t> every_;       // 0, 1, 2 ... up to max_tokens_
+  std::vector<int32_t> zeros_;       // token types of a batch that names none
   std::vector<std::span<const int32_t>> step_arrays_;
   std::vector<int64_t> step_key_;
   std::vector<const float*> cos_sin_;  // [ropes], of the step

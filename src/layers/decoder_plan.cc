@@ -32,8 +32,9 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
     fixed += matrix_bytes(tokens, hidden) + matrix_bytes(tokens, std::max(widest, 2 * hidden));
   }
   // The most that the embedding, a layer or the head takes on top of that.
+  const int tables = (spec_.learned_positions > 0 ? 1 : 0) + (spec_.token_types > 0 ? 1 : 0);
   size_t peak = matrix_bytes(tokens, spec_.embedding_size) + matrix_bytes(tokens, 1) +
-                matrix_bytes(tokens, hidden);
+                static_cast<size_t>(std::max(tables, 1)) * matrix_bytes(tokens, hidden);
   peak = std::max(
       peak, 2 * matrix_bytes(logit_rows, hidden) + matrix_bytes(logit_rows, spec_.embedding_size));
   for (const LayerSpec& layer : spec_.layers) {
@@ -111,6 +112,9 @@ Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
                             spec_.learned_positions - spec_.position_offset);
   }
   if (const ops::Device* device = ops_.device()) {
+    if (reads_both_ways(spec_) || spec_.token_types > 0) {
+      return unsupported("{} does not run encoders: use --device cpu", device->name());
+    }
     for (const LayerSpec& layer : spec_.layers) {
       for (const BranchSpec& branch : layer.branches) {
         FRESHET_RETURN_IF_ERROR(supported(branch, *device));
@@ -136,6 +140,7 @@ Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
   }
   every_.resize(static_cast<size_t>(tokens));
   std::iota(every_.begin(), every_.end(), 0);
+  if (spec_.token_types > 0) zeros_.assign(static_cast<size_t>(tokens), 0);
   return {};
 }
 

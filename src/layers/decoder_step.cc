@@ -103,6 +103,9 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
                 max_logit_rows_);
   FRESHET_CHECK(static_cast<int64_t>(batch.positions.size()) == tokens,
                 "{} positions for {} tokens", batch.positions.size(), tokens);
+  FRESHET_CHECK(rows == 0 || spec_.generates, "logits of a model without a head");
+  FRESHET_CHECK(batch.token_types.empty() || std::ssize(batch.token_types) == tokens,
+                "{} token types for {} tokens", batch.token_types.size(), tokens);
   FRESHET_CHECK(!spec_.features || batch.features != nullptr, "a draft head without features");
   arena_.reset();
   const bool on_device = ops_.device() != nullptr;

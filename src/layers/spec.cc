@@ -26,6 +26,13 @@ KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type) {
   return cache;
 }
 
+bool reads_both_ways(const ModelSpec& spec) {
+  return std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
+    const AttentionSpec* const attention = layer.find<AttentionSpec>();
+    return attention != nullptr && attention->two_way;
+  });
+}
+
 BranchPlace last_stored(const ModelSpec& spec) {
   for (auto layer = static_cast<int>(spec.layers.size()) - 1; layer >= 0; --layer) {
     const std::vector<BranchSpec>& branches = spec.layers[static_cast<size_t>(layer)].branches;
@@ -39,6 +46,7 @@ BranchPlace last_stored(const ModelSpec& spec) {
 namespace {
 
 constexpr int kMaxVocab = 1 << 24;
+constexpr int kMaxTokenTypes = 256;
 
 Status validate_rope(const RopeSpec& rope) {
   if (!(rope.theta > 0) || !(rope.factor > 0)) {
@@ -96,6 +104,9 @@ Status validate(const ModelSpec& spec) {
     if (paired && (first == nullptr || first->input_size != 2 * spec.hidden_size)) {
       return invalid_argument("a draft head without attention over pairs");
     }
+  }
+  if (spec.token_types < 0 || spec.token_types > kMaxTokenTypes) {
+    return invalid_argument("a table of {} token types", spec.token_types);
   }
   for (const RopeSpec& rope : spec.ropes) FRESHET_RETURN_IF_ERROR(validate_rope(rope));
   for (size_t i = 0; i < spec.layers.size(); ++i) {

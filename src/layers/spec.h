@@ -66,6 +66,7 @@ struct AttentionSpec {
   int head_dim = 0;   // of queries and keys
   int value_dim = 0;  // of values
   int window = 0;     // 0: full; otherwise a query sees itself and window - 1 tokens before it
+  bool two_way = false;  // a query sees the tokens behind it, too: as many as before it
   int rope = -1;      // index in ModelSpec::ropes; -1: no rotation
   float scale = 1.0f;
   float softcap = 0.0f;
@@ -102,6 +103,7 @@ struct MlpSpec {
   int ff = 0;
   ops::Activation activation = ops::Activation::kSilu;
   bool bias = false;
+  bool down_bias = false;  // of the down projection alone
 };
 
 struct MoeSpec {
@@ -193,8 +195,11 @@ struct ModelSpec {
   int embedding_size = 0;  // width of the table; differs from hidden_size only with projections
   int64_t learned_positions = 0;  // rows of the position table, 0: none
   int position_offset = 0;        // added to a position before it is looked up
+  int token_types = 0;            // rows of the table of token types (segments), 0: none
+  std::optional<NormSpec> embedded_norm;  // of the sum of a token's embeddings
   bool tied_embeddings = false;
   bool logits_bias = false;
+  bool generates = true;  // has a head over the vocabulary; encoders have none
 
   std::optional<FeatureSpec> features;  // of a draft head
 
@@ -207,6 +212,9 @@ struct ModelSpec {
 // One layer of cache for each branch that stores keys and values, in the order of the branches.
 // Cache layers with the same window share a group; groups are in the order of their first layers.
 KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type);
+
+// Whether tokens see those behind them: then a sequence is computed in one step, whole.
+bool reads_both_ways(const ModelSpec& spec);
 
 // The last branch that stores keys and values: tokens that need no logits stop behind it. -1, -1 if
 // no branch stores any.

@@ -26,6 +26,7 @@ struct Architecture {
   bool norms_less_one = false;       // norm weights are stored as w - 1
   bool transposed = false;           // linear layers are stored [in, out]
   bool experts_interleaved = false;  // experts [in, out], a gate column before each up column
+  bool up_before_gate = false;       // a fused gate and up projection begins with the up rows
   FusedQkv fused_qkv = FusedQkv::kStacked;
   // GGUF files have the rows of q and k in the order of interleaved rotation.
   bool gguf_interleaves = false;

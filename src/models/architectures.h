@@ -28,5 +28,13 @@ Architecture glm4();
 Architecture deepseek_v2();
 Architecture deepseek_v3();
 Architecture gpt_oss();
+Architecture bert();
+Architecture roberta();
+Architecture xlm_roberta();
+Architecture camembert();
+Architecture nomic_bert();
+Architecture modernbert();
+Architecture gte();
+Architecture gte_new();
 
 }  // namespace freshet::models

@@ -47,7 +47,7 @@ Status assemble_ends(WeightReader& reader, const ModelSpec& spec, ModelWeights& 
     FRESHET_RETURN_IF_ERROR(
         reader.norm(out.final_norm, Role::kFinalNorm, *spec.final_norm, -1, hidden));
   }
-  if (spec.tied_embeddings) return {};
+  if (spec.tied_embeddings || !spec.generates) return {};
   return reader.linear(out.head, Role::kHead, -1, spec.vocab_size, width, spec.logits_bias);
 }
 
@@ -61,6 +61,14 @@ Status assemble_embedding(WeightReader& reader, const ModelSpec& spec, ModelWeig
   if (spec.learned_positions > 0) {
     FRESHET_RETURN_IF_ERROR(
         assemble_table(reader, Role::kPositions, spec.learned_positions, hidden, out.positions));
+  }
+  if (spec.token_types > 0) {
+    FRESHET_RETURN_IF_ERROR(
+        assemble_table(reader, Role::kTokenTypes, spec.token_types, hidden, out.token_types));
+  }
+  if (spec.embedded_norm) {
+    FRESHET_RETURN_IF_ERROR(
+        reader.norm(out.embedded_norm, Role::kEmbeddedNorm, *spec.embedded_norm, -1, hidden));
   }
   if (width == hidden) return {};
   return reader.linear(out.embedding_in, Role::kEmbeddingIn, -1, hidden, width, false);

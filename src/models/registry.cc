@@ -12,6 +12,7 @@
 #include "models/architectures.h"
 #include "models/assemble.h"
 #include "models/gguf_config.h"
+#include "models/pooled_heads.h"
 #include "models/weight_cache.h"
 #include "models/weight_reader.h"
 #include "ops/device.h"
@@ -25,6 +26,8 @@ std::span<const Architecture> architectures() {
       qwen3_moe(), gemma(),   gemma2(),      gemma3(),      phi3(),       gpt2(),
       gpt_neox(),  opt(),     olmo2(),       granite(),     starcoder2(), stablelm(),
       cohere(),    glm4(),    deepseek_v2(), deepseek_v3(), gpt_oss(),
+      bert(),      roberta(), xlm_roberta(), camembert(),   nomic_bert(), modernbert(),
+      gte(),       gte_new(),
   };
   return list;
 }
@@ -111,7 +114,7 @@ bool same_numbers(const loader::TensorSource& a, const loader::TensorSource& b) 
 // overruled, or "".
 std::string settle_head(const loader::Checkpoint& checkpoint, const Architecture& architecture,
                         ModelSpec& spec) {
-  if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf) return {};
+  if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf || !spec.generates) return {};
   const WeightNames names = WeightNames::safetensors(architecture.names);
   const auto* head = find_weight(checkpoint, names.stem(Role::kHead));
   const auto* embedding = find_weight(checkpoint, names.stem(Role::kEmbedding));
@@ -139,6 +142,8 @@ Result<ModelSpec> read_settled(const loader::Checkpoint& checkpoint, const json:
                                std::string& warning) {
   FRESHET_ASSIGN_OR_RETURN(const Architecture* architecture, find_architecture(config));
   FRESHET_ASSIGN_OR_RETURN(ModelSpec spec, read_spec(config));
+  // Its head gives scores (pooled_heads.h).
+  if (is_classifier(config)) spec.generates = false;
   warning = settle_head(checkpoint, *architecture, spec);
   return spec;
 }

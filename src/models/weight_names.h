@@ -15,6 +15,8 @@ namespace freshet::models {
 enum class Role {
   kEmbedding,
   kPositions,
+  kTokenTypes,
+  kEmbeddedNorm,
   kEmbeddingIn,
   kEmbeddingOut,
   kFinalNorm,

@@ -62,7 +62,7 @@ const TensorSource* find_tensor(const loader::Checkpoint& checkpoint, const std:
   if (const TensorSource* found = checkpoint.find(name)) return found;
   if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf) return nullptr;
   // A base model is saved without the first part of its names, a multimodal one with more parts.
-  for (const std::string_view base : {"model.", "transformer.", "gpt_neox."}) {
+  for (const std::string_view base : {"model.", "transformer.", "gpt_neox.", "bert.", "roberta.", "new."}) {
     if (!name.starts_with(base)) continue;
     const std::string rest = name.substr(base.size());
     if (const TensorSource* found = checkpoint.find(rest)) return found;
@@ -94,9 +94,14 @@ const TensorSource* WeightReader::find(Role role, std::string_view suffix, int l
     // Tied weights may be saved under the other name alone.
     if (found == nullptr && role == Role::kEmbedding && !is_gguf_)
       found = find_weight(checkpoint_, stem(Role::kHead));
+    // Layer norms of old checkpoints have a gamma and a beta.
+    if (found == nullptr && !is_gguf_) found = find_name(name + ".gamma");
     return found;
   }
   if (const TensorSource* found = find_name(name + std::string(suffix))) return found;
+  if (suffix == ".bias" && !is_gguf_) {
+    if (const TensorSource* found = find_name(name + ".beta")) return found;
+  }
   return suffix == ".bias" ? find_name(name + "_bias") : nullptr;
 }
 
