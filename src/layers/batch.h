@@ -17,6 +17,14 @@
 
 namespace freshet {
 
+// What the encoder reads for a sequence of the batch whose first tokens run.
+struct EncoderInput {
+  int sequence = 0;
+  std::span<const int32_t> ids;     // a text ...
+  const float* features = nullptr;  // ... or log-mel features [mel_bins, frames]
+  int64_t frames = 0;
+};
+
 constexpr int64_t kTablePiece = 64;  // strides of tables are multiples of it: few different shapes
 
 struct BlockTables {
@@ -40,6 +48,9 @@ struct ForwardBatch {
   // Empty, or [tokens]: positions up to this one, exclusively, are visible to the token although
   // they may lie behind it. The tokens of an image have the image's end here.
   std::vector<int32_t> visible_end;
+  // Encoder-decoders: of the sequences whose keys and values of the encoder's output are not in
+  // the cache yet, ascending.
+  std::vector<EncoderInput> encoder_inputs;
   std::vector<int32_t> logit_rows;  // tokens whose logits are wanted, ascending
   std::vector<uint8_t> best_only;   // empty, or [logit_rows]; 1: only the argmax of the row is used
   // Empty, or the sampling descriptors of ops/sample.h: how to sample from each row of logits.

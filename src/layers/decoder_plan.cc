@@ -4,6 +4,7 @@
 
 #include "layers/branch_kinds.h"
 #include "layers/decoder.h"
+#include "layers/encoder_pass.h"
 #include "layers/rope.h"
 
 namespace freshet {
@@ -46,6 +47,17 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
     const size_t inputs = layer.parallel ? layer.branches.size() : 1;
     peak = std::max(peak, (inputs + 1) * matrix_bytes(tokens, hidden) + most);
   }
+  if (encoder_ != nullptr) {  // keys and values of its output, and room to make them
+    size_t most = 0;
+    for (const LayerSpec& layer : spec_.layers) {
+      for (const BranchSpec& branch : layer.branches) {
+        const BranchKind& kind = kind_of(branch);
+        if (kind.write_cross == nullptr) continue;
+        most = std::max(most, kind.bytes(branch, hidden, encoder_->positions()));
+      }
+    }
+    fixed += most;
+  }
   if (ops_.device() != nullptr) {  // results wait there for the host
     fixed += matrix_bytes(logit_rows, spec_.vocab_size);
     fixed += (1 + captures_.size()) * matrix_bytes(tokens, hidden);
@@ -55,7 +67,7 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
 
 ops::Ops::ShapeLimits Decoder::limits(int64_t tokens, int64_t context) const {
   ops::Ops::ShapeLimits l;
-  l.tokens = tokens;
+  l.tokens = encoder_ != nullptr ? std::max(tokens, encoder_->positions()) : tokens;
   l.max_context = context;
   l.max_cols = std::max(spec_.hidden_size, spec_.embedding_size);
   if (spec_.features) {
@@ -86,7 +98,12 @@ size_t Decoder::input_bytes(int64_t tokens, int64_t logit_rows, int64_t context)
 Decoder::Workspace Decoder::workspace(int64_t tokens, int64_t logit_rows, int64_t context) const {
   Workspace w;
   w.own = arena_bytes(tokens, logit_rows);
-  w.scratch = ops_.scratch_bytes(limits(tokens, context));
+  if (encoder_ != nullptr) {
+    const Workspace encoder = encoder_->workspace();
+    w.own += encoder.own;
+    w.scratch = encoder.scratch;
+  }
+  w.scratch = std::max(w.scratch, ops_.scratch_bytes(limits(tokens, context)));
   if (ops_.device() != nullptr) w.inputs = input_bytes(tokens, logit_rows, context);
   return w;
 }
@@ -121,6 +138,7 @@ Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
       }
     }
   }
+  if (encoder_ != nullptr) FRESHET_RETURN_IF_ERROR(encoder_->reserve());
   FRESHET_RETURN_IF_ERROR(ops_.set_scratch(ops_.scratch_bytes(limits(tokens, context))));
   FRESHET_RETURN_IF_ERROR(ops_.set_inputs(input_bytes(tokens, logit_rows, context)));
   arena_ = Arena();  // gives its memory back before the new one is asked for

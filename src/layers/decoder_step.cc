@@ -147,6 +147,7 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
       batch, cache, logits, narrows,
       std::array<int64_t, 7>{wants_states, best != nullptr, draws, takes, std::ssize(boundaries_),
                              batch.own_states, reinterpret_cast<int64_t>(batch.features)});
+  if (!batch.encoder_inputs.empty()) encode(batch, cache);
   find_ranges(batch, cache, key_ranges_);
   if (narrows) find_ranges(last_, cache, last_key_ranges_);
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_ranges_};

@@ -20,8 +20,9 @@ enum class FusedQkv {
 struct Architecture {
   std::string_view type;  // config.json's model_type
   ModelSpec (*spec)(Config& config);
-  std::span<const NameRule> names;       // in safetensors, if they differ from Llama's
-  std::span<const NameRule> gguf_names;  // in GGUF, if they differ from the common ones
+  std::span<const NameRule> names;               // in safetensors, if they differ from Llama's
+  std::span<const NameRule> encoder_names = {};  // of an encoder-decoder's encoder
+  std::span<const NameRule> gguf_names;          // in GGUF, if they differ from the common ones
   // Peculiarities of the published safetensors; GGUF has none of these.
   bool norms_less_one = false;       // norm weights are stored as w - 1
   bool transposed = false;           // linear layers are stored [in, out]

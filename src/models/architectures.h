@@ -34,6 +34,11 @@ Architecture xlm_roberta();
 Architecture camembert();
 Architecture nomic_bert();
 Architecture modernbert();
+Architecture t5();
+Architecture mt5();
+Architecture bart();
+Architecture mbart();
+Architecture whisper();
 Architecture gte();
 Architecture gte_new();
 

@@ -24,7 +24,9 @@ Status assemble(WeightReader& reader, const MlpSpec& mlp, int64_t hidden, int la
     if (mlp.gated) {
       FRESHET_RETURN_IF_ERROR(reader.linear(out.gate, Role::kGate, layer, ff, hidden, mlp.bias));
     }
-    FRESHET_RETURN_IF_ERROR(reader.linear(out.up, Role::kUp, layer, ff, hidden, mlp.bias));
+    const bool other = !mlp.gated && reader.find(Role::kUngatedUp, ".weight", layer) != nullptr;
+    FRESHET_RETURN_IF_ERROR(
+        reader.linear(out.up, other ? Role::kUngatedUp : Role::kUp, layer, ff, hidden, mlp.bias));
   }
   return reader.linear(out.down, Role::kDown, layer, hidden, ff, mlp.bias || mlp.down_bias);
 }

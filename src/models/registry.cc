@@ -22,12 +22,12 @@ namespace models {
 
 std::span<const Architecture> architectures() {
   static const Architecture list[] = {
-      llama(),     mistral(), mixtral(),     qwen2(),       qwen3(),      qwen2_moe(),
-      qwen3_moe(), gemma(),   gemma2(),      gemma3(),      phi3(),       gpt2(),
-      gpt_neox(),  opt(),     olmo2(),       granite(),     starcoder2(), stablelm(),
-      cohere(),    glm4(),    deepseek_v2(), deepseek_v3(), gpt_oss(),
-      bert(),      roberta(), xlm_roberta(), camembert(),   nomic_bert(), modernbert(),
-      gte(),       gte_new(),
+      llama(),     mistral(),     mixtral(),     qwen2(),       qwen3(),      qwen2_moe(),
+      qwen3_moe(), gemma(),       gemma2(),      gemma3(),      phi3(),       gpt2(),
+      gpt_neox(),  opt(),         olmo2(),       granite(),     starcoder2(), stablelm(),
+      cohere(),    glm4(),        deepseek_v2(), deepseek_v3(), gpt_oss(),    bert(),
+      roberta(),   xlm_roberta(), camembert(),   nomic_bert(),  modernbert(), gte(),
+      gte_new(),   t5(),          mt5(),         bart(),        mbart(),      whisper(),
   };
   return list;
 }
@@ -162,13 +162,28 @@ struct Loading {
   ModelSpec spec;
 };
 
-Result<std::unique_ptr<Model>> load_packing(const Loading& l, WeightCache* packed) {
-  WeightReader reader(l.checkpoint, *l.architecture, l.ops, l.progress, packed);
+// All weights of the model, an encoder's included. `infos` lists them.
+Result<ModelWeights> assemble_all(const Loading& l, WeightCache* packed, WeightCacheWriter* copy,
+                                  std::vector<Model::WeightInfo>& infos) {
+  WeightReader reader(l.checkpoint, *l.architecture, l.ops, l.progress, packed, copy);
   FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, assemble(reader, l.spec));
+  infos = reader.take_infos();
+  if (l.spec.encoder == nullptr) return weights;
+  Architecture named = *l.architecture;
+  named.names = l.architecture->encoder_names;
+  WeightReader encoder(l.checkpoint, named, l.ops, l.progress, packed, copy);
+  FRESHET_ASSIGN_OR_RETURN(ModelWeights read, assemble(encoder, *l.spec.encoder));
+  weights.encoder = std::make_shared<const ModelWeights>(std::move(read));
+  for (Model::WeightInfo& info : encoder.take_infos()) infos.push_back(std::move(info));
+  return weights;
+}
+
+Result<std::unique_ptr<Model>> load_packing(const Loading& l, WeightCache* packed) {
+  std::vector<Model::WeightInfo> infos;
+  FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, assemble_all(l, packed, nullptr, infos));
   const size_t total = l.checkpoint.total_bytes();
   if (l.progress) l.progress(total, total);
-  return std::unique_ptr<Model>(
-      new Decoder(l.spec, std::move(weights), reader.take_infos(), l.ops));
+  return std::unique_ptr<Model>(new Decoder(l.spec, std::move(weights), std::move(infos), l.ops));
 }
 
 Result<std::unique_ptr<Model>> load_mapped(const Loading& l, const std::string& path,
@@ -183,8 +198,8 @@ Result<std::unique_ptr<Model>> load_mapped(const Loading& l, const std::string& 
 Status write_cache(const Loading& l, const std::string& path, std::string_view key,
                    Status& broken) {
   FRESHET_ASSIGN_OR_RETURN(WeightCacheWriter writer, WeightCacheWriter::create(path));
-  WeightReader reader(l.checkpoint, *l.architecture, l.ops, l.progress, nullptr, &writer);
-  if (const auto weights = assemble(reader, l.spec); !weights.ok()) {
+  std::vector<Model::WeightInfo> infos;
+  if (const auto weights = assemble_all(l, nullptr, &writer, infos); !weights.ok()) {
     if (writer.status().ok()) broken = weights.status();
     return weights.status();
   }

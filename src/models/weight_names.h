@@ -21,6 +21,9 @@ enum class Role {
   kEmbeddingOut,
   kFinalNorm,
   kHead,
+  kHeadBias,  // where the head is the embedding
+  kConvolution1,
+  kConvolution2,
   // Norms by where they stand: before a branch, on its output, after the residual.
   kAttentionIn,
   kAttentionOut,
@@ -45,9 +48,19 @@ enum class Role {
   kKvUp,
   kKeyUpTransposed,
   kValueUp,
+  kDistanceBias,
+  // Cross-attention, and the norms around it
+  kCrossIn,
+  kCrossOut,
+  kCrossAfter,
+  kCrossQuery,
+  kCrossKey,
+  kCrossValue,
+  kCrossOutput,
   // MLP
   kGate,
   kUp,
+  kUngatedUp,  // where an MLP without a gate has another name for it
   kDown,
   kGateUp,
   // Experts: one by one, or stacked in one tensor
