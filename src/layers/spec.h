@@ -66,7 +66,6 @@ struct AttentionSpec {
   int head_dim = 0;   // of queries and keys
   int value_dim = 0;  // of values
   int window = 0;     // 0: full; otherwise a query sees itself and window - 1 tokens before it
-  bool two_way = false;  // a query sees the tokens behind it, too: as many as before it
   int rope = -1;      // index in ModelSpec::ropes; -1: no rotation
   float scale = 1.0f;
   float softcap = 0.0f;
