@@ -43,6 +43,7 @@ scheduler::NewRequest order_of(const LiveRequest& live, int64_t now) {
   scheduler::NewRequest order;
   order.id = live.id;
   order.prompt = r.prompt;
+  order.token_types = r.token_type_ids;
   order.max_tokens = live.max_tokens;
   order.pin_tokens = r.pin_tokens;
   order.priority = r.priority;

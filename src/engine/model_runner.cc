@@ -18,8 +18,8 @@ Result<ModelRunner> ModelRunner::create(Model& model, KvStorage cache, int max_t
     return unsupported("a vocabulary of {}: at most {} can be sampled from",
                        model.spec().vocab_size, kMostVocab);
   }
-  const auto bytes = static_cast<size_t>(max_logit_rows) *
-                     static_cast<size_t>(model.spec().vocab_size) * sizeof(float);
+  const auto width = static_cast<size_t>(model.spec().generates ? model.spec().vocab_size : 1);
+  const auto bytes = static_cast<size_t>(max_logit_rows) * width * sizeof(float);
   FRESHET_ASSIGN_OR_RETURN(Buffer logits, Buffer::allocate(bytes, host_memory));
   FRESHET_ASSIGN_OR_RETURN(
       Buffer sampled,
@@ -53,6 +53,7 @@ void ModelRunner::clear(Turn& turn, const Step& step) {
   b.token_ids.clear();
   b.ids_from.clear();
   b.positions.clear();
+  b.token_types.clear();
   b.query_start.assign(1, 0);
   b.context_len.clear();
   b.logit_rows.clear();
@@ -79,6 +80,11 @@ void ModelRunner::add(Turn& turn, size_t item, const StepItem& part, const Seque
     b.token_ids.push_back(expected ? 0 : id);
     if (overlaps()) b.ids_from.push_back(expected ? row_before_.at(s.id) : -1);
     b.positions.push_back(p);
+  }
+  if (!s.token_types.empty()) {
+    b.token_types.resize(static_cast<size_t>(turn.first_token[item]));
+    for (int32_t p = part.first; p < part.first + part.count; ++p)
+      b.token_types.push_back(s.token_types[static_cast<size_t>(p)]);
   }
   const auto tokens = static_cast<int32_t>(b.token_ids.size());
   b.query_start.push_back(tokens);
@@ -152,6 +158,7 @@ void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler,
   clear(turn, step);
   for (const size_t item : turn.order)
     add(turn, item, step.items[item], scheduler.sequence(step.items[item].sequence));
+  if (!b.token_types.empty()) b.token_types.resize(b.token_ids.size());
   describe_rows(turn, step, describe);
   fill_tables(turn, step, scheduler);
   FRESHET_CHECK(std::ssize(b.logit_rows) * vocab_ * 4 <= static_cast<int64_t>(logits_.size()),

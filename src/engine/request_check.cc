@@ -7,11 +7,44 @@
 
 namespace freshet::engine {
 
+namespace {
+
+std::optional<RequestError> find_pooling_error(const Request& r, const RequestLimits& limits) {
+  if (r.pooling == Pooling::kNone && !limits.generates) {
+    return wrong("prompt",
+                 "this model writes no text: it gives {} (/v1/embeddings, /v1/score, /v1/rerank, "
+                 "/classify)",
+                 limits.classifies ? "scores" : "embeddings");
+  }
+  if (!limits.generates && r.params.prompt_logprobs >= 0)
+    return wrong("prompt_logprobs", "this model has no log-probabilities of tokens");
+  if (r.pooling == Pooling::kClassify && !limits.classifies)
+    return wrong("prompt", "this model has no classification head: it gives no scores");
+  if (!r.token_type_ids.empty() && r.token_type_ids.size() != r.prompt.size()) {
+    return wrong("token_type_ids", "{} token types for {} tokens", r.token_type_ids.size(),
+                 r.prompt.size());
+  }
+  for (const int32_t type : r.token_type_ids) {
+    if (type < 0 || type >= std::max(1, limits.token_types)) {
+      return wrong("token_type_ids", "token type {}: the model has types 0 to {}", type,
+                   std::max(1, limits.token_types) - 1);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
 std::optional<RequestError> find_error(const Request& r, const RequestLimits& limits) {
   if (auto error = freshet::find_error(r.params, limits.vocab)) return error;
   const auto length = static_cast<int64_t>(r.prompt.size());
   if (length == 0) return wrong("prompt", "the prompt is empty");
-  if (length >= limits.max_model_len) {
+  const bool pools = r.pooling != Pooling::kNone;
+  if (pools && length > limits.max_model_len) {
+    return wrong("prompt", "the prompt has {} tokens; at most {} are possible (max_model_len)",
+                 length, limits.max_model_len);
+  }
+  if (!pools && length >= limits.max_model_len) {
     return wrong(
         "prompt",
         "the prompt has {} tokens; at most {} leave room for a new token (max_model_len {})",
@@ -23,6 +56,7 @@ std::optional<RequestError> find_error(const Request& r, const RequestLimits& li
                    limits.vocab - 1);
     }
   }
+  if (auto error = find_pooling_error(r, limits)) return error;
   if (r.params.grammar && r.params.beam_width > 0) {
     return wrong("grammar", "structured output and beam search cannot be combined");
   }

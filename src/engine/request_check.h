@@ -14,6 +14,9 @@ struct RequestLimits {
   int max_num_seqs = 0;
   bool has_tokenizer = false;
   bool speculates = false;
+  bool generates = true;    // the model has a head over the vocabulary
+  bool classifies = false;  // ... or one that gives scores
+  int token_types = 0;      // that its tokens may have
 };
 
 // The first thing that is wrong with `request`.

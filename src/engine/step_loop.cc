@@ -23,14 +23,19 @@ uint64_t owner_of(const scheduler::Sequence& s) {
 
 StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
                    std::unique_ptr<kv_cache::BlockCache> blocks,
-                   std::unique_ptr<scheduler::Scheduler> scheduler, ModelRunner runner)
+                   std::unique_ptr<scheduler::Scheduler> scheduler, ModelRunner runner,
+                   const ModelSpec& spec)
     : options_(options),
       has_tokenizer_(tokenizer != nullptr),
+      generates_(spec.generates),
+      whole_prompts_(reads_both_ways(spec)),
+      token_types_(spec.token_types),
       pool_(pool),
       blocks_(std::move(blocks)),
       scheduler_(std::move(scheduler)),
       runner_(std::move(runner)),
-      services_{*scheduler_, tokenizer, runner_.vocab(), counted_, options_.acceptance} {
+      services_{*scheduler_, tokenizer, runner_.vocab(), counted_, options_.acceptance,
+                options_.heads, whole_prompts_} {
   if (options_.drafter != nullptr) needs_ = options_.drafter->needs();
   for (int i = 0; i < pool.size(); ++i) scratch_.emplace_back(runner_.vocab());
 }
@@ -56,7 +61,8 @@ Result<std::unique_ptr<StepLoop>> StepLoop::start(const StepLoopOptions& options
   FRESHET_ASSIGN_OR_RETURN(auto scheduler,
                            scheduler::Scheduler::create(options.scheduler, *blocks));
   std::unique_ptr<StepLoop> loop(new StepLoop(options, tokenizer, pool, std::move(blocks),
-                                              std::move(scheduler), std::move(runner)));
+                                              std::move(scheduler), std::move(runner),
+                                              model.spec()));
   loop->thread_ = std::thread([l = loop.get()] { l->loop(); });
   return loop;
 }
@@ -76,7 +82,8 @@ StepLoop::~StepLoop() {
 std::optional<RequestError> StepLoop::check(const Request& request) const {
   return find_error(
       request, {runner_.vocab(), options_.scheduler.max_model_len, options_.scheduler.max_num_seqs,
-                has_tokenizer_, options_.drafter != nullptr});
+                has_tokenizer_, options_.drafter != nullptr, generates_,
+                options_.heads.classifier.has_value(), token_types_});
 }
 
 Result<uint64_t> StepLoop::submit(Request request) {

@@ -54,6 +54,7 @@ struct StepLoopOptions {
   // How many drafts are asked for; must outlive the loop. nullptr: always max_drafts.
   speculative::DraftLengths* lengths = nullptr;
   speculative::AcceptanceOptions acceptance;
+  PooledHeads heads;  // of embeddings and scores
   // Draft trees are asked for while at most this many sequences draft; beyond, chains.
   int tree_max_batch = 0;
 };
@@ -88,7 +89,8 @@ class StepLoop {
 
   StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
            std::unique_ptr<kv_cache::BlockCache> blocks,
-           std::unique_ptr<scheduler::Scheduler> scheduler, ModelRunner runner);
+           std::unique_ptr<scheduler::Scheduler> scheduler, ModelRunner runner,
+           const ModelSpec& spec);
 
   void loop();
   void empty_inbox();
@@ -120,6 +122,8 @@ class StepLoop {
 
   const StepLoopOptions options_;
   const bool has_tokenizer_;
+  const bool generates_, whole_prompts_;  // of the model
+  const int token_types_;
   ThreadPool& pool_;
   std::unique_ptr<kv_cache::BlockCache> blocks_;
   std::unique_ptr<scheduler::Scheduler> scheduler_;

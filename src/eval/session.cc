@@ -18,8 +18,9 @@ Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
   if (s->compute_ == nullptr) {
     FRESHET_ASSIGN_OR_RETURN(s->compute_, runtime::Compute::open(options));
   }
-  FRESHET_ASSIGN_OR_RETURN(s->kv_type_, s->compute_->kv_type(options.kv_cache_dtype));
   FRESHET_ASSIGN_OR_RETURN(s->loaded_, runtime::LoadedModel::load(s->compute_, options));
+  const bool scratch = reads_both_ways(s->model().spec());
+  FRESHET_ASSIGN_OR_RETURN(s->kv_type_, s->compute_->kv_type(options.kv_cache_dtype, scratch));
   FRESHET_RETURN_IF_ERROR(s->make_cache());
   FRESHET_RETURN_IF_ERROR(
       s->loaded_->reserve({options.batch, options.logit_rows, options.context}));
@@ -45,9 +46,10 @@ void Session::set_length(int sequence, int64_t tokens) {
   length_[static_cast<size_t>(sequence)] = tokens;
 }
 
-std::span<float> Session::run(std::span<const Piece> pieces) {
+void Session::fill_batch(std::span<const Piece> pieces) {
   batch_.token_ids.clear();
   batch_.positions.clear();
+  batch_.token_types.clear();
   batch_.query_start.assign(1, 0);
   batch_.context_len.clear();
   batch_.logit_rows.clear();
@@ -63,6 +65,11 @@ std::span<float> Session::run(std::span<const Piece> pieces) {
     batch_.positions.resize(batch_.token_ids.size());
     std::iota(batch_.positions.begin() + first, batch_.positions.end(),
               static_cast<int32_t>(length));
+    if (!piece.token_types.empty()) {
+      batch_.token_types.resize(static_cast<size_t>(first));
+      batch_.token_types.insert(batch_.token_types.end(), piece.token_types.begin(),
+                                piece.token_types.end());
+    }
     length += count;
     FRESHET_CHECK(length <= options_.context, "{} tokens, planned for {}", length,
                   options_.context);
@@ -75,10 +82,23 @@ std::span<float> Session::run(std::span<const Piece> pieces) {
     for (int64_t r = piece.logits_from; r >= 0 && r < count; ++r)
       batch_.logit_rows.push_back(first + static_cast<int32_t>(r));
   }
+  if (!batch_.token_types.empty()) batch_.token_types.resize(batch_.token_ids.size());
+  FRESHET_CHECK(batch_.tokens() <= options_.batch &&
+                std::ssize(batch_.logit_rows) <= options_.logit_rows);
+}
+
+std::span<float> Session::run(std::span<const Piece> pieces) {
+  fill_batch(pieces);
   const auto rows = static_cast<int64_t>(batch_.logit_rows.size());
-  FRESHET_CHECK(batch_.tokens() <= options_.batch && rows <= options_.logit_rows);
   loaded_->model().forward(batch_, cache_, {logits_.as<float>()});
   return {logits_.as<float>(), static_cast<size_t>(rows * model().spec().vocab_size)};
+}
+
+std::span<const float> Session::run_states(std::span<const Piece> pieces) {
+  fill_batch(pieces);
+  states_.resize(static_cast<size_t>(batch_.tokens() * model().spec().hidden_size));
+  loaded_->model().forward(batch_, cache_, {logits_.as<float>(), states_.data()});
+  return states_;
 }
 
 }  // namespace freshet::eval

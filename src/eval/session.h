@@ -49,10 +49,14 @@ class Session {
     int sequence = 0;
     std::span<const int32_t> ids;
     int64_t logits_from = -1;  // rows wanted: this piece's tokens from here on; < 0: none
+    std::span<const int32_t> token_types = {};  // empty: all of type 0
   };
   // Returns the wanted rows, piece after piece: [rows, vocab]; valid until the next run().
   // REQUIRES: the limits of the options.
   std::span<float> run(std::span<const Piece> pieces);
+  // Returns the states after the final norm of all tokens, [tokens, hidden]; valid until the next
+  // run. Texts of a model that reads both ways are given whole.
+  std::span<const float> run_states(std::span<const Piece> pieces);
   void reset(int sequence) { length_[static_cast<size_t>(sequence)] = 0; }
   int64_t length(int sequence) const { return length_[static_cast<size_t>(sequence)]; }
   // Pretends that the sequence holds `tokens` tokens; their keys and values are arbitrary.
@@ -61,6 +65,7 @@ class Session {
  private:
   explicit Session(const SessionOptions& options) : options_(options) {}
   Status make_cache();
+  void fill_batch(std::span<const Piece> pieces);
 
   SessionOptions options_;
   std::shared_ptr<runtime::Compute> compute_;
@@ -71,6 +76,7 @@ class Session {
   std::vector<int64_t> length_;  // [sequences]
   ForwardBatch batch_;
   Buffer logits_;
+  std::vector<float> states_;
 };
 
 }  // namespace freshet::eval

@@ -82,7 +82,6 @@ std::vector<float> PooledHead::run(std::vector<float> x) const {
     x = stage.kind == HeadStage::Kind::kLinear ? run_linear(stage, x)
                                                : run_norm(stage, std::move(x));
   }
-  if (normalize) normalize_vector(x);
   return x;
 }
 

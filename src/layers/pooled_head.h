@@ -38,7 +38,7 @@ struct HeadStage {
 struct PooledHead {
   PoolKind pool = PoolKind::kLast;
   std::vector<HeadStage> stages;
-  bool normalize = false;  // the result has length 1
+  bool normalize = false;  // run() is followed by normalize_vector()
   int size = 0;            // of the result
 
   // REQUIRES: pooled has the size of the first stage's input.

@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "base/json.h"
 #include "layers/pooled_head.h"
 #include "loader/tensor_source.h"
 

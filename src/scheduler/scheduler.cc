@@ -80,6 +80,10 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
     return invalid_argument("{} prompt tokens and {} new ones exceed max_model_len {}",
                             prompt_tokens, request.max_tokens, options_.max_model_len);
   }
+  if (request.whole && prompt_tokens > options_.max_num_batched_tokens) {
+    return invalid_argument("{} prompt tokens run in one step: max_num_batched_tokens is {}",
+                            prompt_tokens, options_.max_num_batched_tokens);
+  }
   if (request.samples < 1 || request.samples > options_.max_num_seqs) {
     return invalid_argument("{} sequences per request: must be 1 to max_num_seqs ({})",
                             request.samples, options_.max_num_seqs);
@@ -113,6 +117,9 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   s->pending_forks = request.samples - 1;
   s->logits_from = request.logits_from;
   s->compute_all = request.compute_all;
+  s->logits = request.logits;
+  s->whole = request.whole;
+  s->token_types = std::move(request.token_types);
   s->pin_tokens = std::clamp(request.pin_tokens, 0, s->prompt_tokens);
   r->sequences.push_back(s->id);
   queue_.arrive(*r);

@@ -43,6 +43,9 @@ struct NewRequest {
   int64_t deadline = 0;         // > 0: the request expires at this time
   int32_t logits_from = -1;     // >= 0: logits of every position from here on are wanted
   bool compute_all = false;     // use no cached prefix, because every position's state is wanted
+  bool logits = true;           // the last token's logits are wanted
+  bool whole = false;           // the prompt runs in one step and is never cut
+  std::vector<int32_t> token_types;  // of the prompt's tokens, or empty
   int32_t pin_tokens = 0;       // this many first tokens stay cached while there is room
 };
 
@@ -102,6 +105,9 @@ struct Sequence {
   int32_t pending_forks = 0;  // running slots reserved for its samples
   int32_t pin_tokens = 0;     // to pin once they are computed
   bool compute_all = false;
+  bool logits = true;
+  bool whole = false;
+  std::vector<int32_t> token_types;  // of the prompt's tokens, or empty
   int32_t logits_from = -1;
   bool started = false;  // was admitted before
   int64_t queued_at = 0;
