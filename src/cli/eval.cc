@@ -56,16 +56,45 @@ Result<std::unique_ptr<eval::Session>> open(const Options& o, const Sizes& sizes
 }
 
 Result<std::vector<ModelInput>> read_inputs(const Options& o) {
-  if (o.input.empty() == o.inputs.empty())
-    return invalid_argument("give either --ids or --inputs");
+  if (o.input.empty() == o.inputs.empty()) return invalid_argument("give either --ids or --inputs");
   if (!o.inputs.empty()) return read_model_inputs(o.inputs);
   FRESHET_ASSIGN_OR_RETURN(auto lists, read_ids(o.input));
   std::vector<ModelInput> inputs;
-  for (auto& list : lists) inputs.push_back({std::move(list), {}});
+  for (auto& list : lists) inputs.emplace_back().ids = std::move(list);
   return inputs;
 }
 
+EncoderInput encoder_input(const ModelInput& input) {
+  EncoderInput encoder;
+  encoder.ids = input.encoder_ids;
+  encoder.features = input.features.data();
+  encoder.frames = input.frames;
+  return encoder;
+}
+
+Status check_encoder_input(const ModelInput& input, const ModelSpec& spec) {
+  const bool given = !input.encoder_ids.empty() || input.frames > 0;
+  if (spec.encoder == nullptr) {
+    return given ? invalid_argument("decoder_ids, but the model has no encoder") : Status();
+  }
+  if (!given) return invalid_argument("the model has an encoder: decoder_ids are missing");
+  const auto& stem = spec.encoder->stem;
+  if (stem ? input.mel_bins != stem->mel_bins : input.encoder_ids.empty()) {
+    return invalid_argument(
+        "the encoder reads {}",
+        stem ? fmt::format("input_features of {} mel bins", stem->mel_bins) : "ids");
+  }
+  FRESHET_RETURN_IF_ERROR(eval::check_ids(input.encoder_ids, spec.vocab_size));
+  const EncoderInput encoder = encoder_input(input);
+  if (encoder.positions() > spec.encoder->max_context) {
+    return invalid_argument("{} positions: the encoder has {}", encoder.positions(),
+                            spec.encoder->max_context);
+  }
+  return {};
+}
+
 Status check_input(const ModelInput& input, const ModelSpec& spec) {
+  FRESHET_RETURN_IF_ERROR(check_encoder_input(input, spec));
   FRESHET_RETURN_IF_ERROR(eval::check_ids(input.ids, spec.vocab_size));
   for (const int32_t type : input.token_type_ids) {
     if (type >= std::max(spec.token_types, 1))
@@ -106,9 +135,8 @@ Result<Wanted> read_wanted(const Options& o) {
   FRESHET_ASSIGN_OR_RETURN(w.spec, read_spec(checkpoint));
   FRESHET_ASSIGN_OR_RETURN(w.heads, models::read_pooled_heads(checkpoint, w.spec));
   for (size_t i = 0; i < w.inputs.size(); ++i) {
-    FRESHET_RETURN_IF_ERROR(
-        check_input(w.inputs[i], w.spec)
-            .with_context(fmt::format("{}, list {}", o.inputs + o.input, i)));
+    FRESHET_RETURN_IF_ERROR(check_input(w.inputs[i], w.spec)
+                                .with_context(fmt::format("{}, list {}", o.inputs + o.input, i)));
     w.longest = std::max(w.longest, std::ssize(w.inputs[i].ids));
     w.tokens += std::ssize(w.inputs[i].ids);
   }
@@ -156,11 +184,11 @@ Status eval_logits(const Options& o, Context& context) {
       FRESHET_RETURN_IF_ERROR(advance(std::ssize(input.ids)));
       continue;
     }
-    FRESHET_RETURN_IF_ERROR(
-        eval::each_logits(*session, input.ids, [&](int64_t, std::span<const float> row) -> Status {
-          FRESHET_RETURN_IF_ERROR(advance(1));
-          return writer.write(row);
-        }));
+    FRESHET_RETURN_IF_ERROR(eval::each_logits(*session, input.ids, encoder_input(input),
+                                              [&](int64_t, std::span<const float> row) -> Status {
+                                                FRESHET_RETURN_IF_ERROR(advance(1));
+                                                return writer.write(row);
+                                              }));
   }
   progress.clear();
   FRESHET_RETURN_IF_ERROR(writer.close());
@@ -223,15 +251,17 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
   c->require_subcommand(1);
 
   auto l = std::make_shared<eval_command::Options>();
-  CLI::App* logits = c->add_subcommand("logits", "Write what a model computes for lists of token ids");
+  CLI::App* logits =
+      c->add_subcommand("logits", "Write what a model computes for lists of token ids");
   logits->add_option("model", l->model, "Model folder, .gguf file or name")->required();
   logits->add_option("--ids", l->input, "A JSON file with a list of lists of token ids");
   logits->add_option("--inputs", l->inputs,
                      "A .safetensors file with ids_i and, for encoders, token_type_ids_i");
   logits
-      ->add_option("-o,--output", l->output,
-                   "The .safetensors file to write, F32: logits_i [tokens, vocabulary]; of encoders "
-                   "hidden_i [tokens, features] and embedding_i; of classifiers score_i")
+      ->add_option(
+          "-o,--output", l->output,
+          "The .safetensors file to write, F32: logits_i [tokens, vocabulary]; of encoders "
+          "hidden_i [tokens, features] and embedding_i; of classifiers score_i")
       ->required();
   logits->add_flag("--json", l->json, "Print what was written as JSON");
   add_compute_options(*logits, l->run);

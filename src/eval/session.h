@@ -50,6 +50,9 @@ class Session {
     std::span<const int32_t> ids;
     int64_t logits_from = -1;  // rows wanted: this piece's tokens from here on; < 0: none
     std::span<const int32_t> token_types = {};  // empty: all of type 0
+    // Of encoder-decoders: what the encoder reads, with the sequence's first piece. Its
+    // `sequence` is not used.
+    EncoderInput encoder = {};
   };
   // Returns the wanted rows, piece after piece: [rows, vocab]; valid until the next run().
   // REQUIRES: the limits of the options.
@@ -66,14 +69,16 @@ class Session {
   explicit Session(const SessionOptions& options) : options_(options) {}
   Status make_cache();
   void fill_batch(std::span<const Piece> pieces);
+  void fill_tables(const Piece& piece, int row);
 
   SessionOptions options_;
   std::shared_ptr<runtime::Compute> compute_;
   std::unique_ptr<runtime::LoadedModel> loaded_;
   KvStorage cache_;
   ops::KvType kv_type_ = ops::KvType::kF16;
-  int64_t blocks_ = 0;           // of a sequence, in each group
-  std::vector<int64_t> length_;  // [sequences]
+  std::vector<int64_t> length_;        // [sequences]
+  std::vector<int32_t> encoded_;       // [sequences] positions of the encoder's output
+  std::vector<int64_t> group_blocks_;  // of a sequence, in each group
   ForwardBatch batch_;
   Buffer logits_;
   std::vector<float> states_;

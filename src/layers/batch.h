@@ -23,6 +23,8 @@ struct EncoderInput {
   std::span<const int32_t> ids;     // a text ...
   const float* features = nullptr;  // ... or log-mel features [mel_bins, frames]
   int64_t frames = 0;
+  // That the encoder makes of it: a stem halves the frames.
+  int64_t positions() const { return frames > 0 ? (frames + 1) / 2 : std::ssize(ids); }
 };
 
 constexpr int64_t kTablePiece = 64;  // strides of tables are multiples of it: few different shapes

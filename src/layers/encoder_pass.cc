@@ -53,10 +53,6 @@ Status EncoderPass::reserve() {
   return {};
 }
 
-int64_t EncoderPass::length_of(const EncoderInput& input) const {
-  return spec_->stem ? (input.frames + 1) / 2 : std::ssize(input.ids);
-}
-
 // Makes batch_ of as many inputs as a pass has room for.
 size_t EncoderPass::take(std::span<const EncoderInput> inputs) {
   ForwardBatch& b = batch_;
@@ -69,7 +65,7 @@ size_t EncoderPass::take(std::span<const EncoderInput> inputs) {
   size_t taken = 0;
   int64_t longest = 1;
   for (; taken < inputs.size() && taken < kMostInputs; ++taken) {
-    const int64_t length = length_of(inputs[taken]);
+    const int64_t length = inputs[taken].positions();
     FRESHET_CHECK(length > 0 && length <= spec_->max_context, "an input of {} positions", length);
     if (b.tokens() + length > most) break;
     const std::span<const int32_t> ids = inputs[taken].ids;

@@ -30,8 +30,6 @@ class EncoderPass {
   void run(std::span<const EncoderInput> inputs, Sink sink);
 
  private:
-  // How many positions the encoder makes of an input.
-  int64_t length_of(const EncoderInput& input) const;
   size_t take(std::span<const EncoderInput> inputs);
   void hear(std::span<const EncoderInput> inputs);
   Matrix convolve(int which, const Matrix& columns, float* room) const;

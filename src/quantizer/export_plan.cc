@@ -170,6 +170,10 @@ Status ExportPlanner::branch(const MlaSpec&, int) {
   return unsupported("converting latent attention to GGUF is not supported");
 }
 
+Status ExportPlanner::branch(const CrossAttentionSpec&, int) {
+  return unsupported("converting encoder-decoders to GGUF is not supported");
+}
+
 Status ExportPlanner::branch(const MlpSpec&, int layer) {
   for (const Role role : {Role::kGateUp, Role::kGate, Role::kUp, Role::kDown})
     FRESHET_RETURN_IF_ERROR(linear(role, layer));
