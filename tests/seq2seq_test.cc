@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -11,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "backend/cpu/backend.h"
+#include "freshet/engine.h"
 #include "layers/model.h"
 #include "loader/checkpoint.h"
 #include "loader/safetensors.h"
@@ -187,6 +189,117 @@ TEST_P(Seq2seqGolden, TheBatchChangesNoBit) {
     }
   }
 }
+
+// The engine: the greedy texts of transformers, for requests that run together, with several
+// samples, and with so little cache that they wait for and preempt each other.
+class Seq2seqEngine : public ::testing::TestWithParam<const char*> {
+ protected:
+  struct Written {
+    std::vector<std::vector<int32_t>> samples;
+    int prompt_tokens = 0;
+    int preemptions = 0;
+  };
+  std::unique_ptr<Engine> load(const EngineOptions& changes) {
+    EngineOptions options = changes;
+    options.model = folder_of(GetParam());
+    options.threads = 2;
+    options.max_model_len = 64;
+    auto engine = Engine::load(options);
+    EXPECT_TRUE(engine.ok()) << engine.status().message();
+    return engine.ok() ? std::move(*engine) : nullptr;
+  }
+  static Request request_of(const Translation& t, int samples, int tokens) {
+    Request r;
+    r.prompt = t.features.empty() ? t.ids : std::vector<int32_t>{t.decoder_ids.front()};
+    r.features = t.features;
+    r.frames = t.frames;
+    r.params.temperature = samples > 1 ? 1.0f : 0.0f;
+    r.params.n = samples;
+    r.params.seed = 5;
+    r.params.max_tokens = tokens;
+    r.params.ignore_eos = true;
+    return r;
+  }
+  // What all of them write, submitted at once.
+  static std::vector<Written> write(Engine& engine, std::vector<Request> requests) {
+    std::vector<Written> written(requests.size());
+    std::vector<std::promise<void>> done(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      Request& r = requests[i];
+      written[i].samples.resize(static_cast<size_t>(r.params.n));
+      r.on_delta = [&, i](const Delta& d) {
+        auto& ids = written[i].samples[static_cast<size_t>(d.index)];
+        ids.insert(ids.end(), d.ids.begin(), d.ids.end());
+      };
+      r.on_done = [&, i](const Usage& usage) {
+        written[i].prompt_tokens = usage.prompt_tokens;
+        written[i].preemptions = usage.preemptions;
+        done[i].set_value();
+      };
+      EXPECT_TRUE(engine.submit(std::move(r)).ok());
+    }
+    for (auto& one : done) one.get_future().wait();
+    return written;
+  }
+};
+
+TEST_P(Seq2seqEngine, WritesTheSameWhateverElseRuns) {
+  const std::vector<Translation> all = translations(GetParam());
+  const auto engine = load({});
+  ASSERT_NE(engine, nullptr);
+  std::vector<Request> requests;
+  for (int i = 0; i < 12; ++i) {
+    Translation t = all[static_cast<size_t>(i) % all.size()];
+    if (!t.ids.empty()) t.ids.resize(t.ids.size() - static_cast<size_t>(i) / 3);
+    for (float& f : t.features) f *= 1.0f - 0.02f * static_cast<float>(i);
+    requests.push_back(request_of(t, 1 + i % 3, 20 + i));
+  }
+  std::vector<Written> alone;
+  for (const Request& r : requests) alone.push_back(write(*engine, {r})[0]);
+  const std::vector<Written> together = write(*engine, requests);
+  EngineOptions small;
+  small.max_num_seqs = 4;
+  // Room for one or two of the encoder's longest outputs; T5's is 2,048 positions.
+  small.kv_cache_memory = size_t{GetParam() == std::string("t5") ? 1100u : 96u} << 10;
+  small.max_num_batched_tokens = 16;
+  const auto tight = load(small);
+  ASSERT_NE(tight, nullptr);
+  const std::vector<Written> squeezed = write(*tight, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(alone[i].samples[0].size(), 20 + i);
+    EXPECT_EQ(together[i].samples, alone[i].samples) << "request " << i;
+    EXPECT_EQ(squeezed[i].samples, alone[i].samples) << "request " << i;
+  }
+}
+
+TEST_P(Seq2seqEngine, RefusesWhatItCannotRead) {
+  const std::vector<Translation> all = translations(GetParam());
+  const auto engine = load({});
+  ASSERT_NE(engine, nullptr);
+  Request embed = request_of(all.front(), 1, 4);
+  embed.pooling = Pooling::kMean;
+  EXPECT_TRUE(engine->check(embed).has_value());
+  Request other = request_of(all.front(), 1, 4);
+  if (other.frames > 0) {
+    other.frames = 0;
+    other.features.clear();
+  } else {
+    other.frames = 4;
+    other.features.assign(4 * 80, 0.0f);
+  }
+  EXPECT_TRUE(engine->check(other).has_value());
+  Request longer = request_of(all.front(), 1, 4);
+  if (longer.frames > 0) {
+    longer.frames = 1 << 12;
+    longer.features.assign(static_cast<size_t>(longer.frames) * 80, 0.0f);
+  } else {
+    longer.prompt.assign(1 << 12, 5);
+  }
+  EXPECT_TRUE(engine->check(longer).has_value());
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Seq2seqEngine, ::testing::Values("t5", "bart", "whisper"),
+                         [](const auto& info) { return std::string(info.param); });
 
 INSTANTIATE_TEST_SUITE_P(Models, Seq2seqGolden, ::testing::Values("t5", "bart", "whisper"),
                          [](const auto& info) { return std::string(info.param); });

@@ -133,6 +133,11 @@ struct Request {
   std::string id;               // for logs; generated if empty
   std::vector<int32_t> prompt;  // token ids, special tokens included
   std::vector<int32_t> token_type_ids;  // of encoders: the segment of each token; empty: all 0
+  // Encoder-decoders: what the encoder reads, a text or log-mel features [mel_bins, frames]. Then
+  // `prompt` is what the decoder begins with. If both are empty, the encoder reads `prompt`.
+  std::vector<int32_t> encoder_ids;
+  std::vector<float> features;
+  int64_t frames = 0;
   SamplingParams params;
   int priority = 0;         // lower runs first
   std::string tenant;       // tenants get equal shares of the machine

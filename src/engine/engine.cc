@@ -82,6 +82,49 @@ std::vector<int32_t> end_ids(const Checkpoint& checkpoint, const Vocabulary& voc
   return ids;
 }
 
+// What the decoder of an encoder-decoder begins with.
+std::vector<int32_t> decoder_start(const Checkpoint& checkpoint) {
+  std::vector<int32_t> ids;
+  for (const char* key : {"decoder_start_token_id", "forced_bos_token_id"}) {
+    const json::Value& generation = checkpoint.generation_config();
+    const json::Value* id = generation.is_object() ? generation.find(key) : nullptr;
+    if (id == nullptr) id = checkpoint.config().find(key);
+    const auto value = id != nullptr && id->is_number() ? id->as_int64() : std::nullopt;
+    if (value && *value >= 0 && *value <= INT32_MAX) ids.push_back(static_cast<int32_t>(*value));
+  }
+  if (ids.empty()) ids.push_back(0);
+  return ids;
+}
+
+Result<std::optional<speculative::Config>> read_speculation(const EngineOptions& options,
+                                                            const ModelSpec& spec) {
+  if (options.speculative_config.empty()) return std::optional<speculative::Config>();
+  if (spec.encoder != nullptr) {
+    return invalid_argument("--speculative-config is for decoders: {} is an encoder-decoder",
+                            spec.architecture);
+  }
+  if (!spec.generates) {
+    return invalid_argument("--speculative-config is for models that write text: {} does not",
+                            spec.architecture);
+  }
+  FRESHET_ASSIGN_OR_RETURN(speculative::Config config,
+                           speculative::parse_config(options.speculative_config));
+  return std::optional(std::move(config));
+}
+
+// No prefixes are shared where keys and values depend on more than the tokens before them.
+void adapt_to_encoder(const Checkpoint& checkpoint, const ModelSpec& spec,
+                      engine::StepLoopOptions& l) {
+  if (spec.encoder != nullptr) {
+    l.share_prefixes = false;
+    l.decoder_start = decoder_start(checkpoint);
+  }
+  if (reads_both_ways(spec)) {
+    l.scheduler.max_chunk = 0;
+    l.share_prefixes = false;
+  }
+}
+
 runtime::LoadOptions load_options(const EngineOptions& options) {
   runtime::LoadOptions o;
   o.threads = options.threads;
@@ -125,8 +168,7 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
                                const ModelSpec& spec, const speculative::Config* speculation,
                                runtime::Compute& compute) {
   const bool whole = reads_both_ways(spec);
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type,
-                           compute.kv_type(options.kv_cache_dtype, whole));
+  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(options.kv_cache_dtype, whole));
   PlanRequest r;
   r.one_step = whole;
   speculative::DrafterCost drafter;
@@ -291,25 +333,14 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   const runtime::LoadOptions loading = load_options(options);
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(loading));
   const bool whole = reads_both_ways(spec);
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type,
-                           compute->kv_type(options.kv_cache_dtype, whole));
-  if (!options.speculative_config.empty() && !spec.generates) {
-    return invalid_argument("--speculative-config is for models that write text: {} does not",
-                            spec.architecture);
-  }
-  if (!options.speculative_config.empty()) {
-    FRESHET_ASSIGN_OR_RETURN(impl->speculation,
-                             speculative::parse_config(options.speculative_config));
-  }
+  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute->kv_type(options.kv_cache_dtype, whole));
+  FRESHET_ASSIGN_OR_RETURN(impl->speculation, read_speculation(options, spec));
   const speculative::Config* const speculation = impl->speculation ? &*impl->speculation : nullptr;
   FRESHET_ASSIGN_OR_RETURN(impl->plan,
                            plan_memory(options, checkpoint, spec, speculation, *compute));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan));
-  if (whole) {
-    l.scheduler.max_chunk = 0;
-    l.share_prefixes = false;
-  }
+  adapt_to_encoder(checkpoint, spec, l);
   impl->cache = describe_cache(options, plan);
   impl->cache.prefix_caching = l.share_prefixes;
 

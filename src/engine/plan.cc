@@ -46,6 +46,12 @@ std::vector<int32_t> blocks_for(const PlanRequest& r, int64_t sequences, int len
   std::vector<int32_t> blocks;
   const int usual = std::min(length, kUsualLength);
   for (const KvGroup& group : r.kv.groups) {
+    if (group.cross > 0) {  // any request may have the longest input
+      const int64_t one = (group.cross + kBlockTokens - 1) / kBlockTokens;
+      const int64_t wanted = one * std::clamp<int64_t>(sequences, 1, r.max_num_seqs);
+      blocks.push_back(static_cast<int32_t>(std::min<int64_t>(wanted, INT32_MAX)));
+      continue;
+    }
     const int64_t longest = BlockCache::most_blocks(group.window, length, chunk);
     const int64_t each = BlockCache::most_blocks(group.window, usual, kBlockTokens);
     const int64_t most = longest * r.max_num_seqs;
@@ -284,9 +290,10 @@ Result<MemoryPlan> plan_whole(PlanRequest r) {
                                 format_bytes(plan.kv_bytes()), format_bytes(r.kv_cache_memory));
     }
     if (length_given || tokens_given || r.max_model_len <= 2 * kBlockTokens) {
-      return resource_exhausted("needs {}, {} free: a smaller --max-model-len or a machine with "
-                                "more memory is needed",
-                                format_bytes(plan.total()), format_bytes(room));
+      return resource_exhausted(
+          "needs {}, {} free: a smaller --max-model-len or a machine with "
+          "more memory is needed",
+          format_bytes(plan.total()), format_bytes(room));
     }
     r.max_model_len /= 2;
   }

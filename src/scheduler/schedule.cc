@@ -246,7 +246,7 @@ Sequence* Scheduler::candidate(bool fresh_allowed) const {
   Sequence* resumed = resumed_.empty() ? nullptr : *resumed_.begin();
   Sequence* fresh = fresh_allowed ? queue_.next(now_) : nullptr;
   if (resumed == nullptr) return fresh;
-  if (fresh == nullptr) return resumed;
+  if (fresh == nullptr || !has_encoder_blocks(*fresh->request)) return resumed;
   return fresh->request->priority < resumed->request->priority && fresh->rank < resumed->rank
              ? fresh
              : resumed;
@@ -373,12 +373,15 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
   if (slots_taken_ + slots(s) > options_.max_num_seqs) return WaitReason::kSlots;
   const size_t copies = step.copies.size();
   const int32_t cached = cache_.begin(s.blocks, s.request->salt, may_be_cached(s), step.copies);
+  const bool encoded = s.request->encoded;
   const auto give_back = [&] {
+    if (!encoded) free_encoder_blocks(*s.request);
     cache_.release(s.blocks);
     step.copies.resize(copies);
     s.computed = 0;
   };
-  if (!fits_whole(s) || (options_.look_ahead && !running_.empty() && !fits_ahead(s))) {
+  if (!take_encoder_blocks(*s.request) || !fits_whole(s) ||
+      (options_.look_ahead && !running_.empty() && !fits_ahead(s))) {
     give_back();
     return WaitReason::kBlocks;
   }
@@ -391,6 +394,8 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
     return lacks;
   }
   dequeue(s);
+  step.items.back().encodes = !encoded && s.request->encoder_tokens > 0;
+  s.request->encoded = true;
   cache_.used(s.blocks, cached);
   if (!s.started) {
     s.started = true;
