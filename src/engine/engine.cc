@@ -11,6 +11,7 @@
 #include "engine/memory.h"
 #include "engine/plan.h"
 #include "engine/step_loop.h"
+#include "models/pooled_heads.h"
 #include "runtime/loaded_model.h"
 #include "speculative/draft_runner.h"
 #include "speculative/length_controller.h"
@@ -27,6 +28,7 @@ struct Engine::Impl {
   bool has_tokenizer = false;
   engine::MemoryPlan plan;
   CacheInfo cache;
+  PooledHeads heads;
   std::optional<speculative::Config> speculation;
   std::unique_ptr<speculative::Drafter> drafter;
   std::unique_ptr<speculative::LengthController> lengths;
@@ -80,6 +82,49 @@ std::vector<int32_t> end_ids(const Checkpoint& checkpoint, const Vocabulary& voc
   return ids;
 }
 
+// What the decoder of an encoder-decoder begins with.
+std::vector<int32_t> decoder_start(const Checkpoint& checkpoint) {
+  std::vector<int32_t> ids;
+  for (const char* key : {"decoder_start_token_id", "forced_bos_token_id"}) {
+    const json::Value& generation = checkpoint.generation_config();
+    const json::Value* id = generation.is_object() ? generation.find(key) : nullptr;
+    if (id == nullptr) id = checkpoint.config().find(key);
+    const auto value = id != nullptr && id->is_number() ? id->as_int64() : std::nullopt;
+    if (value && *value >= 0 && *value <= INT32_MAX) ids.push_back(static_cast<int32_t>(*value));
+  }
+  if (ids.empty()) ids.push_back(0);
+  return ids;
+}
+
+Result<std::optional<speculative::Config>> read_speculation(const EngineOptions& options,
+                                                            const ModelSpec& spec) {
+  if (options.speculative_config.empty()) return std::optional<speculative::Config>();
+  if (spec.encoder != nullptr) {
+    return invalid_argument("--speculative-config is for decoders: {} is an encoder-decoder",
+                            spec.architecture);
+  }
+  if (!spec.generates) {
+    return invalid_argument("--speculative-config is for models that write text: {} does not",
+                            spec.architecture);
+  }
+  FRESHET_ASSIGN_OR_RETURN(speculative::Config config,
+                           speculative::parse_config(options.speculative_config));
+  return std::optional(std::move(config));
+}
+
+// No prefixes are shared where keys and values depend on more than the tokens before them.
+void adapt_to_encoder(const Checkpoint& checkpoint, const ModelSpec& spec,
+                      engine::StepLoopOptions& l) {
+  if (spec.encoder != nullptr) {
+    l.share_prefixes = false;
+    l.decoder_start = decoder_start(checkpoint);
+  }
+  if (reads_both_ways(spec)) {
+    l.scheduler.max_chunk = 0;
+    l.share_prefixes = false;
+  }
+}
+
 runtime::LoadOptions load_options(const EngineOptions& options) {
   runtime::LoadOptions o;
   o.threads = options.threads;
@@ -122,8 +167,10 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
 Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
                                const ModelSpec& spec, const speculative::Config* speculation,
                                runtime::Compute& compute) {
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(options.kv_cache_dtype));
+  const bool whole = reads_both_ways(spec);
+  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(options.kv_cache_dtype, whole));
   PlanRequest r;
+  r.one_step = whole;
   speculative::DrafterCost drafter;
   if (speculation != nullptr) {
     const auto cost = speculative::find_method(speculation->method)->cost;
@@ -139,7 +186,7 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   if (spec.learned_positions > 0) {
     r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);
   }
-  r.vocab_size = spec.vocab_size;
+  r.vocab_size = spec.generates ? spec.vocab_size : 0;
   r.hidden_size = spec.hidden_size;
   r.kv = kv_cache_spec(spec, type);
   r.available = engine::available_memory();
@@ -285,17 +332,17 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
   const runtime::LoadOptions loading = load_options(options);
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(loading));
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute->kv_type(options.kv_cache_dtype));
-  if (!options.speculative_config.empty()) {
-    FRESHET_ASSIGN_OR_RETURN(impl->speculation,
-                             speculative::parse_config(options.speculative_config));
-  }
+  const bool whole = reads_both_ways(spec);
+  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute->kv_type(options.kv_cache_dtype, whole));
+  FRESHET_ASSIGN_OR_RETURN(impl->speculation, read_speculation(options, spec));
   const speculative::Config* const speculation = impl->speculation ? &*impl->speculation : nullptr;
   FRESHET_ASSIGN_OR_RETURN(impl->plan,
                            plan_memory(options, checkpoint, spec, speculation, *compute));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan));
+  adapt_to_encoder(checkpoint, spec, l);
   impl->cache = describe_cache(options, plan);
+  impl->cache.prefix_caching = l.share_prefixes;
 
   auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
   FRESHET_ASSIGN_OR_RETURN(impl->loaded, runtime::LoadedModel::load(compute, checkpoint, loading));
@@ -325,6 +372,8 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(Vocabulary words, vocabulary.get());
 
   l.eos = end_ids(checkpoint, words, spec.vocab_size);
+  FRESHET_ASSIGN_OR_RETURN(l.heads, models::read_pooled_heads(checkpoint, spec));
+  impl->heads = l.heads;
   impl->tokenizer.emplace(std::move(words.tokenizer));
   impl->has_tokenizer = words.real;
   FRESHET_ASSIGN_OR_RETURN(
@@ -379,6 +428,9 @@ bool Engine::has_tokenizer() const {
 }
 const Model& Engine::model() const {
   return impl_->loaded->model();
+}
+const PooledHeads& Engine::heads() const {
+  return impl_->heads;
 }
 int Engine::max_model_len() const {
   return impl_->plan.max_model_len;

@@ -40,6 +40,9 @@ struct PlanRequest {
   size_t kv_cache_memory = 0;
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
+  // Sequences live for one step, in which they are computed whole: a step has room for the longest
+  // one, and the cache holds one step.
+  bool one_step = false;
   Steps steps = Steps::kUsual;
   // Workspace of the forward pass for a step.
   std::function<size_t(int64_t tokens, int64_t logit_rows, int64_t context)> workspace;

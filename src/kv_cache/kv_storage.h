@@ -21,6 +21,9 @@ struct KvGroup {
   std::vector<int> layers;  // of the cache, ascending
   int chunk = 0;            // > 0: a token sees no token of another chunk of this many positions
   bool two_way = false;     // a token also sees those behind it (within `window`, if there is one)
+  // > 0: the layers hold an encoder's output, at most this many positions, written once for each
+  // sequence; every token sees all of it.
+  int cross = 0;
 };
 
 // The layout of a model's cache: a shape for each layer of the cache, and the groups.

@@ -45,6 +45,7 @@ struct KvShape {
   int key_dim = 0;
   int value_dim = 0;
   bool value_is_key_prefix = false;  // MLA: a value is the first value_dim features of its key
+  bool biased = false;               // attention adds AttentionParams::distance_bias
   size_t head_bytes() const;         // of one KV head in a block, scales included
   size_t block_bytes() const;        // of one block of this layer, a multiple of 64
 };
@@ -85,6 +86,10 @@ struct AttentionParams {
   int window = 0;        // > 0: a query attends to itself and the window - 1 tokens before it
   const float* sinks =
       nullptr;  // [heads]: one logit each, which adds to the softmax's denominator only
+  // [heads, 2 * bias_reach + 1]: added to the score of a key at distance d (its position minus the
+  // query's, clamped to +-bias_reach) is entry bias_reach + d. Only for shapes that are `biased`.
+  const float* distance_bias = nullptr;
+  int bias_reach = 0;
 };
 
 }  // namespace freshet::ops

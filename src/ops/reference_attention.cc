@@ -174,10 +174,17 @@ struct Row {
   double* acc;          // [value_dim]
   int64_t first, last;  // the positions it attends to
   double max, sum;
+  const float* bias;  // by distance, or nullptr
+  int64_t position;
 
-  void take(const AttentionParams& params, const KvShape& s, const float* key, const float* value) {
+  void take(const AttentionParams& params, const KvShape& s, const float* key, const float* value,
+            int64_t p) {
     double score = dot(q, key, s.key_dim) * params.scale;
     if (params.softcap > 0.0f) score = params.softcap * std::tanh(score / params.softcap);
+    if (bias != nullptr) {
+      const int64_t reach = params.bias_reach;
+      score += double{bias[reach + std::clamp(p - position, -reach, reach)]};
+    }
     if (score > max) {
       const double shrink = std::exp(max - score);
       for (int d = 0; d < s.value_dim; ++d) acc[d] *= shrink;
@@ -234,7 +241,11 @@ void attend(const Matrix& out, const Matrix& q, const KvView& cache, const Atten
                          seen.first,
                          seen.end - 1,
                          sink ? double{params.sinks[h]} : -std::numeric_limits<double>::infinity(),
-                         sink ? 1.0 : 0.0};
+                         sink ? 1.0 : 0.0,
+                         params.distance_bias != nullptr
+                             ? params.distance_bias + int64_t{h} * (2 * params.bias_reach + 1)
+                             : nullptr,
+                         place_of(batch, token).position};
     }
   }
   const int sequence = place_of(batch, first).sequence;
@@ -245,7 +256,7 @@ void attend(const Matrix& out, const Matrix& q, const KvView& cache, const Atten
     read(s.type, slot.block, value_at(s, slot, kv_head), s.value_dim,
          value_scales(s, slot, kv_head), scratch.value);
     for (Row* r = scratch.rows; r < scratch.rows + n; ++r) {
-      if (r->first <= p && p <= r->last) r->take(params, s, scratch.key, scratch.value);
+      if (r->first <= p && p <= r->last) r->take(params, s, scratch.key, scratch.value, p);
     }
   }
   for (const Row* r = scratch.rows; r < scratch.rows + n; ++r) {

@@ -29,9 +29,9 @@ Result<std::shared_ptr<Compute>> Compute::open(const ComputeOptions& options) {
   return compute;
 }
 
-Result<ops::KvType> Compute::kv_type(const std::string& name) const {
+Result<ops::KvType> Compute::kv_type(const std::string& name, bool scratch) const {
   if (name != "auto") return ops::kv_type_by_name(name);
-  return reference_ ? ops::KvType::kF32 : ops::KvType::kF16;
+  return reference_ || scratch ? ops::KvType::kF32 : ops::KvType::kF16;
 }
 
 }  // namespace freshet::runtime

@@ -158,6 +158,10 @@ class Tiles {
     t.softcap = params_.softcap;
     t.window = params_.window;
     if (!batch_.ranges.empty()) t.ranges = batch_.ranges.data() + token;
+    if (params_.distance_bias != nullptr) {
+      t.bias_reach = params_.bias_reach;
+      t.bias = params_.distance_bias + head * t.group * (2 * t.bias_reach + 1);
+    }
     t.until = t.last_split();
     return t;
   }

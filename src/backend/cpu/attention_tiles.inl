@@ -537,8 +537,8 @@ class TiledAttention : SplitMerger<Avx512> {
 
   // The sum over at most 256 features of codes needs up to 31 bits.
   static bool supports(const ops::KvShape& s) {
-    return s.type == ops::KvType::kF16 && !s.value_is_key_prefix && s.key_dim % 64 == 0 &&
-           s.key_dim <= 256 && s.value_dim % 16 == 0 && s.value_dim <= 256;
+    return s.type == ops::KvType::kF16 && !s.biased && !s.value_is_key_prefix &&
+           s.key_dim % 64 == 0 && s.key_dim <= 256 && s.value_dim % 16 == 0 && s.value_dim <= 256;
   }
 
   static constexpr AttentionIsa isa() {
