@@ -120,18 +120,18 @@ struct Usage {
 
 // How a vector is made from the hidden states after the final norm.
 enum class Pooling {
-  kNone,   // none: text is generated
-  kLast,   // the state of the last token ...
-  kMean,   // ... the mean over all tokens ...
-  kFirst,  // ... the state of the first token ([CLS]) ...
-  kMax,    // ... the largest of each feature; not normalised
-  kModel,  // pooling and further layers as the model's files say; not normalised
+  kNone,      // none: text is generated
+  kLast,      // the state of the last token ...
+  kMean,      // ... the mean over all tokens ...
+  kFirst,     // ... the state of the first token ([CLS]) ...
+  kMax,       // ... the largest of each feature; not normalised
+  kModel,     // pooling and further layers as the model's files say; not normalised
   kClassify,  // the scores of the model's classification head, before sigmoid or softmax
 };
 
 struct Request {
-  std::string id;               // for logs; generated if empty
-  std::vector<int32_t> prompt;  // token ids, special tokens included
+  std::string id;                       // for logs; generated if empty
+  std::vector<int32_t> prompt;          // token ids, special tokens included
   std::vector<int32_t> token_type_ids;  // of encoders: the segment of each token; empty: all 0
   SamplingParams params;
   int priority = 0;         // lower runs first

@@ -56,8 +56,7 @@ Result<std::unique_ptr<eval::Session>> open(const Options& o, const Sizes& sizes
 }
 
 Result<std::vector<ModelInput>> read_inputs(const Options& o) {
-  if (o.input.empty() == o.inputs.empty())
-    return invalid_argument("give either --ids or --inputs");
+  if (o.input.empty() == o.inputs.empty()) return invalid_argument("give either --ids or --inputs");
   if (!o.inputs.empty()) return read_model_inputs(o.inputs);
   FRESHET_ASSIGN_OR_RETURN(auto lists, read_ids(o.input));
   std::vector<ModelInput> inputs;
@@ -106,9 +105,8 @@ Result<Wanted> read_wanted(const Options& o) {
   FRESHET_ASSIGN_OR_RETURN(w.spec, read_spec(checkpoint));
   FRESHET_ASSIGN_OR_RETURN(w.heads, models::read_pooled_heads(checkpoint, w.spec));
   for (size_t i = 0; i < w.inputs.size(); ++i) {
-    FRESHET_RETURN_IF_ERROR(
-        check_input(w.inputs[i], w.spec)
-            .with_context(fmt::format("{}, list {}", o.inputs + o.input, i)));
+    FRESHET_RETURN_IF_ERROR(check_input(w.inputs[i], w.spec)
+                                .with_context(fmt::format("{}, list {}", o.inputs + o.input, i)));
     w.longest = std::max(w.longest, std::ssize(w.inputs[i].ids));
     w.tokens += std::ssize(w.inputs[i].ids);
   }
@@ -223,15 +221,17 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
   c->require_subcommand(1);
 
   auto l = std::make_shared<eval_command::Options>();
-  CLI::App* logits = c->add_subcommand("logits", "Write what a model computes for lists of token ids");
+  CLI::App* logits =
+      c->add_subcommand("logits", "Write what a model computes for lists of token ids");
   logits->add_option("model", l->model, "Model folder, .gguf file or name")->required();
   logits->add_option("--ids", l->input, "A JSON file with a list of lists of token ids");
   logits->add_option("--inputs", l->inputs,
                      "A .safetensors file with ids_i and, for encoders, token_type_ids_i");
   logits
-      ->add_option("-o,--output", l->output,
-                   "The .safetensors file to write, F32: logits_i [tokens, vocabulary]; of encoders "
-                   "hidden_i [tokens, features] and embedding_i; of classifiers score_i")
+      ->add_option(
+          "-o,--output", l->output,
+          "The .safetensors file to write, F32: logits_i [tokens, vocabulary]; of encoders "
+          "hidden_i [tokens, features] and embedding_i; of classifiers score_i")
       ->required();
   logits->add_flag("--json", l->json, "Print what was written as JSON");
   add_compute_options(*logits, l->run);

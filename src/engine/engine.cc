@@ -124,9 +124,12 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
 Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
                                const ModelSpec& spec, const speculative::Config* speculation,
                                runtime::Compute& compute) {
+  if (speculation != nullptr && !spec.generates) {
+    return invalid_argument("--speculative-config is for models that write text: {} does not",
+                            spec.architecture);
+  }
   const bool whole = reads_both_ways(spec);
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type,
-                           compute.kv_type(options.kv_cache_dtype, whole));
+  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(options.kv_cache_dtype, whole));
   PlanRequest r;
   r.one_step = whole;
   speculative::DrafterCost drafter;
@@ -184,11 +187,13 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
                                         compute.device_name(), why.message()));
 }
 
-Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const MemoryPlan& plan) {
+// `whole`: a prompt is one step, and its keys and values are of no use to another.
+Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const MemoryPlan& plan,
+                                             bool whole) {
   engine::StepLoopOptions l;
   l.scheduler.max_num_seqs = plan.max_num_seqs;
   l.scheduler.max_num_batched_tokens = plan.max_num_batched_tokens;
-  l.scheduler.max_chunk = o.max_prefill_chunk;
+  l.scheduler.max_chunk = whole ? 0 : o.max_prefill_chunk;
   l.scheduler.max_logit_rows = plan.max_logit_rows;
   l.scheduler.max_model_len = plan.max_model_len;
   l.scheduler.ageing_us = o.priority_ageing_ms * 1000;
@@ -203,7 +208,7 @@ Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const Memor
   l.scheduler.batching.instances = o.instances;
   FRESHET_RETURN_IF_ERROR(scheduler::make_batching_policy(l.scheduler.batching).status());
   l.blocks = plan.blocks;
-  l.share_prefixes = o.enable_prefix_caching;
+  l.share_prefixes = o.enable_prefix_caching && !whole;
   l.timed_share = o.kv_cache_metrics_sample;
   l.max_queued_requests = o.max_num_queued_reqs;
   l.max_queued_tokens = o.max_num_queued_tokens;
@@ -291,12 +296,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   const runtime::LoadOptions loading = load_options(options);
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(loading));
   const bool whole = reads_both_ways(spec);
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type,
-                           compute->kv_type(options.kv_cache_dtype, whole));
-  if (!options.speculative_config.empty() && !spec.generates) {
-    return invalid_argument("--speculative-config is for models that write text: {} does not",
-                            spec.architecture);
-  }
+  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute->kv_type(options.kv_cache_dtype, whole));
   if (!options.speculative_config.empty()) {
     FRESHET_ASSIGN_OR_RETURN(impl->speculation,
                              speculative::parse_config(options.speculative_config));
@@ -305,11 +305,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(impl->plan,
                            plan_memory(options, checkpoint, spec, speculation, *compute));
   const MemoryPlan& plan = impl->plan;
-  FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan));
-  if (whole) {
-    l.scheduler.max_chunk = 0;
-    l.share_prefixes = false;
-  }
+  FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan, whole));
   impl->cache = describe_cache(options, plan);
   impl->cache.prefix_caching = l.share_prefixes;
 

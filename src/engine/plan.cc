@@ -284,9 +284,10 @@ Result<MemoryPlan> plan_whole(PlanRequest r) {
                                 format_bytes(plan.kv_bytes()), format_bytes(r.kv_cache_memory));
     }
     if (length_given || tokens_given || r.max_model_len <= 2 * kBlockTokens) {
-      return resource_exhausted("needs {}, {} free: a smaller --max-model-len or a machine with "
-                                "more memory is needed",
-                                format_bytes(plan.total()), format_bytes(room));
+      return resource_exhausted(
+          "needs {}, {} free: a smaller --max-model-len or a machine with "
+          "more memory is needed",
+          format_bytes(plan.total()), format_bytes(room));
     }
     r.max_model_len /= 2;
   }

@@ -34,8 +34,8 @@ StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, T
       blocks_(std::move(blocks)),
       scheduler_(std::move(scheduler)),
       runner_(std::move(runner)),
-      services_{*scheduler_, tokenizer, runner_.vocab(), counted_, options_.acceptance,
-                options_.heads, whole_prompts_} {
+      services_{*scheduler_,         tokenizer,      runner_.vocab(), counted_,
+                options_.acceptance, options_.heads, whole_prompts_} {
   if (options_.drafter != nullptr) needs_ = options_.drafter->needs();
   for (int i = 0; i < pool.size(); ++i) scratch_.emplace_back(runner_.vocab());
 }

@@ -47,9 +47,9 @@ struct PooledHead {
 
 struct PooledHeads {
   PooledHead embedding;
-  bool own_embedding = false;  // the model's files say how embeddings are pooled
-  std::vector<int> matryoshka;   // sizes that embeddings may be cut to
-  bool any_size = false;         // ... or any
+  bool own_embedding = false;   // the model's files say how embeddings are pooled
+  std::vector<int> matryoshka;  // sizes that embeddings may be cut to
+  bool any_size = false;        // ... or any
   // Texts that the model was trained to see before its inputs, by name; the default's name.
   std::vector<std::pair<std::string, std::string>> prompts;
   std::string default_prompt;

@@ -195,9 +195,9 @@ struct ModelSpec {
 
   float embedding_scale = 1.0f;
   int embedding_size = 0;  // width of the table; differs from hidden_size only with projections
-  int64_t learned_positions = 0;  // rows of the position table, 0: none
-  int position_offset = 0;        // added to a position before it is looked up
-  int token_types = 0;            // rows of the table of token types (segments), 0: none
+  int64_t learned_positions = 0;          // rows of the position table, 0: none
+  int position_offset = 0;                // added to a position before it is looked up
+  int token_types = 0;                    // rows of the table of token types (segments), 0: none
   std::optional<NormSpec> embedded_norm;  // of the sum of a token's embeddings
   bool tied_embeddings = false;
   bool logits_bias = false;

@@ -75,13 +75,13 @@ struct LayerWeights {
 };
 
 struct ModelWeights {
-  ops::Weight embedding;  // [vocab, embedding_size]
-  ops::Weight positions;  // [learned_positions, hidden]
+  ops::Weight embedding;    // [vocab, embedding_size]
+  ops::Weight positions;    // [learned_positions, hidden]
   ops::Weight token_types;  // [token_types, hidden]
   NormWeights embedded_norm;
-  Linear embedding_in;    // [hidden, embedding_size], if the two differ
-  Linear embedding_out;   // [embedding_size, hidden]
-  Linear features;        // of a draft head: [hidden, joined or target's width]
+  Linear embedding_in;   // [hidden, embedding_size], if the two differ
+  Linear embedding_out;  // [embedding_size, hidden]
+  Linear features;       // of a draft head: [hidden, joined or target's width]
   NormWeights input_norm, embedding_norm, feature_norm;
   std::vector<LayerWeights> layers;
   NormWeights final_norm;

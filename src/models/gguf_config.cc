@@ -125,9 +125,10 @@ class Translator {
 
   void model_type(std::string_view architecture) {
     static constexpr KeyName kTypes[] = {
-        {"qwen2moe", "qwen2_moe"}, {"qwen3moe", "qwen3_moe"},    {"gemma3", "gemma3_text"},
-        {"gptneox", "gpt_neox"},   {"command-r", "cohere"},      {"gpt-oss", "gpt_oss"},
-        {"mistral", "mistral"},    {"deepseek2", "deepseek_v2"},
+        {"qwen2moe", "qwen2_moe"},     {"qwen3moe", "qwen3_moe"},    {"gemma3", "gemma3_text"},
+        {"gptneox", "gpt_neox"},       {"command-r", "cohere"},      {"gpt-oss", "gpt_oss"},
+        {"mistral", "mistral"},        {"deepseek2", "deepseek_v2"}, {"nomic-bert", "nomic_bert"},
+        {"modern-bert", "modernbert"},
     };
     std::string_view type = architecture;
     for (const KeyName& known : kTypes) {
@@ -152,7 +153,19 @@ class Translator {
       out_["intermediate_size"] = *out_.find("moe_intermediate_size");
     }
     if (architecture == "gemma2" || architecture == "gemma3") query_scale();
+    if (const loader::TensorSource* types = checkpoint_.find("token_types.weight"))
+      out_["type_vocab_size"] = json::Value(types->shape.front());
+    if (architecture == "modern-bert") modern_bert();
     out_["model_type"] = json::Value(type);
+  }
+
+  // Both kinds of layers have a rope of their own; the window counts both sides.
+  void modern_bert() {
+    out_["global_rope_theta"] = json::Value(number("rope.freq_base").value_or(160000.0f));
+    out_["local_rope_theta"] = json::Value(number("rope.freq_base_swa").value_or(10000.0f));
+    out_["local_attention"] = json::Value(get("attention.sliding_window").value_or(128));
+    for (const char* key : {"rope_theta", "rope_local_base_freq", "sliding_window"})
+      out_.erase(key);
   }
 
   // Files made for the absorbed form give the latent's size as the key length, and the heads' own

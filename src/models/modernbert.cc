@@ -29,10 +29,9 @@ constexpr NameRule kGgufNames[] = {
 
 RopeSpec rope_of_layers(Config& c, const ModelSpec& s, const char* layers, const char* old_key,
                         double theta) {
-  return read_rope(c, s.layers.front().attention().head_dim,
-                   {.theta = c.number({old_key}, theta),
-                    .layer_type = layers,
-                    .max_context = s.max_context});
+  return read_rope(
+      c, s.layers.front().attention().head_dim,
+      {.theta = c.number({old_key}, theta), .layer_type = layers, .max_context = s.max_context});
 }
 
 ModelSpec spec(Config& c) {

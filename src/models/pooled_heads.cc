@@ -82,8 +82,8 @@ Status read_classifier(const Checkpoint& checkpoint, const ModelSpec& spec, Pool
     FRESHET_RETURN_IF_ERROR(add_linear(checkpoint, {"classifier.dense"}, hidden, Act::kTanh, head));
     return add_linear(checkpoint, {"classifier.out_proj"}, head.size, Act::kNone, head);
   }
-  FRESHET_RETURN_IF_ERROR(add_linear(checkpoint, {"bert.pooler.dense", "new.pooler.dense"}, hidden,
-                                     Act::kTanh, head));
+  FRESHET_RETURN_IF_ERROR(
+      add_linear(checkpoint, {"bert.pooler.dense", "pooler.dense"}, hidden, Act::kTanh, head));
   return add_linear(checkpoint, {"classifier"}, head.size, Act::kNone, head);
 }
 
@@ -97,10 +97,9 @@ void read_labels(const json::Value& config, PooledHeads& heads) {
     heads.labels.push_back(named ? names->get_string(id, fallback) : fallback);
   }
   const json::Value* by_library = config.find("sentence_transformers");
-  const std::string act =
-      by_library != nullptr && by_library->is_object()
-          ? by_library->get_string("activation_fn", "")
-          : config.get_string("sbert_ce_default_activation_function", "");
+  const std::string act = by_library != nullptr && by_library->is_object()
+                              ? by_library->get_string("activation_fn", "")
+                              : config.get_string("sbert_ce_default_activation_function", "");
   heads.sigmoid_default = !act.ends_with("Identity");
 }
 
@@ -112,8 +111,8 @@ Status read_gguf_classifier(const Checkpoint& checkpoint, const ModelSpec& spec,
   const bool modern = spec.architecture == "modernbert";
   if (modern) head.pool = PoolKind::kMean;
   if (checkpoint.find("cls.weight") != nullptr) {
-    FRESHET_RETURN_IF_ERROR(add_linear(checkpoint, {"cls"}, spec.hidden_size,
-                                       modern ? Act::kGelu : Act::kTanh, head));
+    FRESHET_RETURN_IF_ERROR(
+        add_linear(checkpoint, {"cls"}, spec.hidden_size, modern ? Act::kGelu : Act::kTanh, head));
     if (const TensorSource* norm = checkpoint.find("cls.norm.weight")) {
       FRESHET_ASSIGN_OR_RETURN(HeadStage stage, norm_stage(*norm, nullptr, head.size, 1e-5f,
                                                            HeadStage::Kind::kLayerNorm));

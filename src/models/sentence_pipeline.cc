@@ -56,9 +56,12 @@ Result<HeadStage::Act> torch_act(std::string_view name) {
   using Act = HeadStage::Act;
   const size_t dot = name.rfind('.');
   const std::string_view last = dot == name.npos ? name : name.substr(dot + 1);
-  for (const auto& [known, act] :
-       {std::pair{"Tanh", Act::kTanh}, {"Identity", Act::kNone}, {"GELU", Act::kGelu},
-        {"ReLU", Act::kRelu}, {"SiLU", Act::kSilu}, {"Sigmoid", Act::kSigmoid}}) {
+  for (const auto& [known, act] : {std::pair{"Tanh", Act::kTanh},
+                                   {"Identity", Act::kNone},
+                                   {"GELU", Act::kGelu},
+                                   {"ReLU", Act::kRelu},
+                                   {"SiLU", Act::kSilu},
+                                   {"Sigmoid", Act::kSigmoid}}) {
     if (last == known) return act;
   }
   return unsupported("activation_function '{}' is not supported", name);
@@ -67,8 +70,10 @@ Result<HeadStage::Act> torch_act(std::string_view name) {
 // One member of the flags, or pooling_mode of newer files.
 Status read_pooling(const Module& m, PooledHead& head) {
   static constexpr std::pair<std::string_view, PoolKind> kModes[] = {
-      {"cls", PoolKind::kFirst},      {"mean", PoolKind::kMean},
-      {"max", PoolKind::kMax},        {"lasttoken", PoolKind::kLast},
+      {"cls", PoolKind::kFirst},
+      {"mean", PoolKind::kMean},
+      {"max", PoolKind::kMax},
+      {"lasttoken", PoolKind::kLast},
       {"mean_sqrt_len", PoolKind::kMeanSqrt},
   };
   static constexpr std::string_view kFlags[] = {

@@ -46,7 +46,7 @@ struct NewRequest {
   bool logits = true;           // the last token's logits are wanted
   bool whole = false;           // the prompt runs in one step and is never cut
   std::vector<int32_t> token_types;  // of the prompt's tokens, or empty
-  int32_t pin_tokens = 0;       // this many first tokens stay cached while there is room
+  int32_t pin_tokens = 0;            // this many first tokens stay cached while there is room
 };
 
 // A fixed total order of sequences. When blocks run out, better ranks keep theirs.

@@ -440,9 +440,8 @@ Parsed<std::vector<int32_t>> App::encode_pooled(const Prompt& prompt,
   const bool whole = reads_both_ways(engine_.model().spec());
   if (!whole || keep == 0) return encode(prompt, request);
   if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) {
-    return std::vector<int32_t>(ids->begin(),
-                                ids->begin() + static_cast<std::ptrdiff_t>(
-                                                   std::min(keep, ids->size())));
+    return std::vector<int32_t>(
+        ids->begin(), ids->begin() + static_cast<std::ptrdiff_t>(std::min(keep, ids->size())));
   }
   std::string_view text = std::get<std::string>(prompt);
   text = text.substr(0, max_text_bytes_);
@@ -460,8 +459,8 @@ Parsed<Tokenizer::Pair> App::encode_pair(const std::string& first, const std::st
   for (const std::string* text : {&first, &second}) {
     if (cuts || text->size() <= max_text_bytes_) continue;
     return bad_request(request.prompt_field,
-                       fmt::format("a text has {} bytes: more than {} tokens can hold", text->size(),
-                                   engine_.max_model_len()));
+                       fmt::format("a text has {} bytes: more than {} tokens can hold",
+                                   text->size(), engine_.max_model_len()));
   }
   const std::string_view a = std::string_view(first).substr(0, max_text_bytes_);
   const std::string_view b = std::string_view(second).substr(0, max_text_bytes_);

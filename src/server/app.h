@@ -109,7 +109,7 @@ class App {
   void find_thought_tokens();
   bool authorised(const HttpRequest& request) const;
   std::string cache_salt(const HttpRequest& request, const std::string& client_salt) const;
-  size_t tokens_to_keep(const CommonRequest& request) const;  // 0: all
+  size_t tokens_to_keep(const CommonRequest& request) const;         // 0: all
   size_t pooled_tokens_to_keep(const CommonRequest& request) const;  // 0: all
   void add_cors(const HttpRequest& request, Headers& headers) const;
   std::string request_id(const HttpRequest& request) const;  // the client's, or a generated one

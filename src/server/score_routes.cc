@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <unordered_map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -61,11 +60,12 @@ std::optional<std::string> text_of(const json::Value& v) {
   return {};
 }
 
-// A text or a list of texts; `size`: at most so many.
+// A text or a list of at most `size` texts.
 std::vector<std::string> read_texts(Fields& fields, std::string_view name, size_t size) {
   const json::Value* v = fields.get(name);
   std::vector<std::string> out;
-  const std::string wanted = fmt::format("'{}' must be a text or a list of 1 to {} texts", name, size);
+  const std::string wanted =
+      fmt::format("'{}' must be a text or a list of 1 to {} texts", name, size);
   if (v == nullptr) {
     fields.fail(name, fmt::format("'{}' is missing", name));
     return out;
@@ -319,7 +319,8 @@ void classify(App& app, App::Exchanges exchange, const json::Value& body) {
   if (auto error = check_ready(app, common)) return send_error(exchange, *error);
   if (!app.heads().classifier) {
     return send_error(
-        exchange, bad_request("model", "this model has no classification head: it gives no labels"));
+        exchange,
+        bad_request("model", "this model has no classification head: it gives no labels"));
   }
   auto prompts = parse_prompts(body, "input", app.options().limits);
   if (auto* error = std::get_if<ApiError>(&prompts)) return send_error(exchange, *error);

@@ -322,8 +322,7 @@ Status add_pair_template(const json::Value& value, std::vector<PairPiece>& out) 
   for (const json::Value& piece : pieces->as_array()) {
     if (const json::Value* text = piece.find("Sequence")) {
       const bool second = text->get_string("id", "A") == "B";
-      out.push_back(
-          {second ? PairPiece::kSecondText : PairPiece::kFirstText, type_id_of(*text)});
+      out.push_back({second ? PairPiece::kSecondText : PairPiece::kFirstText, type_id_of(*text)});
       continue;
     }
     const json::Value* special = piece.find("SpecialToken");
