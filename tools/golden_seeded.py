@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Golden models whose weights are a formula, so that the repository holds no weights.
 
-usage: golden_seeded.py SOURCE OUT NAME ...       needs torch and transformers (5.24)
+usage: golden_seeded.py [--vocab N] SOURCE OUT NAME ...       needs torch and transformers (5.24)
 
 SOURCE/<name>/ is a checkpoint of random weights with config.json and golden.safetensors (inputs
 and outputs, as golden_models.py makes them). OUT/<name>/ gets config.json, weights.json (for each
 tensor: shape, scale and offset, from the spread and the mean of the source's; the formula is that
 of tests/seeded_checkpoints.cc) and golden.safetensors: transformers' outputs for the new weights,
-in F32, for two of the source's inputs. Vocabularies shrink to 96, to keep the outputs small.
+in F32, for two of the source's inputs. Vocabularies shrink to N (96), to keep the outputs small.
 """
 import json
 import os
@@ -146,8 +146,12 @@ def main():
     transformers.logging.set_verbosity_error()
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
-    source, out = map(pathlib.Path, sys.argv[1:3])
-    for name in sys.argv[3:]:
+    args = sys.argv[1:]
+    if args[0] == "--vocab":
+        global VOCAB
+        VOCAB, args = int(args[1]), args[2:]
+    source, out = map(pathlib.Path, args[:2])
+    for name in args[2:]:
         make(source / name, out / name)
 
 

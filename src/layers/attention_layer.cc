@@ -45,6 +45,7 @@ ops::Heads::Part part_of(const Step& step, const AttentionSpec& spec, const Matr
   if (spec.qk_norm != QkNorm::kNone) part.norm = &norm;
   part.norm_per_head = spec.qk_norm == QkNorm::kHeadDistinct;
   part.norm_all_heads = spec.qk_norm == QkNorm::kFull;
+  part.norm_after = spec.norm_after_rope;
   if (const RopeSpec* rope = rope_of(step, spec.rope)) {
     part.rotary_dim = rope->rotary_dim;
     part.interleaved = rope->interleaved;
@@ -76,6 +77,7 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
     all.k = product_of(w.k, k);
     all.v = product_of(w.v, heads.v);
     heads.k = part_of(step, spec, k, spec.kv_heads, k_norm);
+    if (!spec.rotates_keys) heads.k.rotary_dim = 0;
   }
   if (attends) {
     all.attend.out = step.arena.matrix(tokens, int64_t{spec.heads} * spec.value_dim);
@@ -120,9 +122,11 @@ struct GqaKind {
     gqa_store(step, spec, w, cache_layer, in);
   }
   static Status supported(const Spec& spec, const ops::Device& device) {
-    if (!spec.two_way && spec.chunk == 0) return {};
+    if (!spec.two_way && spec.chunk == 0 && spec.rotates_keys) return {};
     return unsupported("{} has no attention {}; use the CPU", device.name(),
-                       spec.two_way ? "in both directions" : "in chunks");
+                       spec.two_way     ? "in both directions"
+                       : spec.chunk > 0 ? "in chunks"
+                                        : "with queries scaled by their position");
   }
   static BranchCache cache(const Spec& spec, ops::KvType type) {
     return {{type, spec.kv_heads, spec.head_dim, spec.value_dim, false},
@@ -159,7 +163,8 @@ struct GqaKind {
   static std::string describe(const Spec& a) {
     return fmt::format("{} heads of {} over {} for keys and values{}{}", a.heads, a.head_dim,
                        a.kv_heads,
-                       describe_attention_options(a.window, a.sinks, a.rope) +
+                       describe_attention_options(a.window, a.sinks, a.rotates_keys ? a.rope : -1) +
+                           (a.rotates_keys ? "" : ", queries scaled by position") +
                            (a.chunk > 0 ? fmt::format(", chunks of {}", a.chunk) : "") +
                            (a.two_way ? ", both directions" : ""),
                        a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "");

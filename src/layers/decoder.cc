@@ -313,8 +313,13 @@ void Decoder::rope_tables(const std::vector<int32_t>& positions,
   for (size_t r = 0; r < spec_.ropes.size(); ++r) {
     auto* table = arena_.allocate_array<float>(std::ssize(positions) * spec_.ropes[r].rotary_dim);
     const Vector& frequencies = frequencies_[r];
+    const RopeSpec& rope = spec_.ropes[r];
+    ops::PositionScale growth;
+    if (rope.scaling == RopeSpec::Scaling::kTemperature) {
+      growth = {static_cast<float>(rope.factor), static_cast<float>(rope.original_context)};
+    }
     ops_.rope_table(table, positions, {frequencies.data(), static_cast<size_t>(frequencies.size)},
-                    spec_.ropes[r].attention_factor);
+                    rope.attention_factor, growth);
     tables[r] = table;
   }
 }

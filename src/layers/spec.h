@@ -28,6 +28,9 @@ struct RopeSpec {
     kLlama3,    // interpolation by wavelength
     kLongRope,  // arXiv:2402.13753: a divisor for each frequency, one list below original_context
     kFactors,   // a divisor for each frequency, whatever the context (GGUF's rope_freqs)
+    // No rotation: features are scaled by 1 + factor ln(1 + floor((position + 1) /
+    // original_context)), which makes attention sharper far into a text (arXiv:2501.19399).
+    kTemperature,
   };
   double theta = 10000.0;
   int rotary_dim = 0;        // features of a head that rotate; even
@@ -51,7 +54,7 @@ struct NormSpec {
   bool bias = false;
 };
 
-// Where queries and keys are normalised before they rotate.
+// Where queries and keys are normalised, before they rotate or (norm_after_rope) after it.
 enum class QkNorm {
   kNone,
   kHead,          // each head by itself, one weight [head_dim] for all
@@ -67,6 +70,7 @@ struct AttentionSpec {
   int value_dim = 0;  // of values
   int window = 0;     // 0: full; otherwise a query sees itself and window - 1 tokens before it
   int rope = -1;      // index in ModelSpec::ropes; -1: no rotation
+  bool rotates_keys = true;  // false: the rope is for queries alone
   float scale = 1.0f;
   float softcap = 0.0f;
   bool sinks = false;
@@ -74,6 +78,7 @@ struct AttentionSpec {
   bool out_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
   NormSpec qk_norm_spec;
+  bool norm_after_rope = false;
   int input_size = 0;  // features that queries, keys and values are projected from; 0: hidden_size
   int chunk = 0;       // > 0: a query sees the tokens of its own chunk of this many positions only
   // A query also sees the tokens behind it: all, or window - 1 of them.
@@ -104,6 +109,7 @@ struct MlpSpec {
   bool gated = true;  // down(act(gate(x)) * up(x)) rather than down(act(up(x)))
   int ff = 0;
   ops::Activation activation = ops::Activation::kSilu;
+  bool xielu = false;  // in place of `activation`; not gated
   bool bias = false;
   bool down_bias = false;  // of the down projection alone
 };
@@ -115,8 +121,9 @@ struct MoeSpec {
   bool router_bias = false;
   bool router_correction = false;
   bool expert_bias = false;
-  int shared_ff = 0;         // 0: no shared expert
-  bool shared_gate = false;  // the shared expert is scaled by a sigmoid gate
+  bool weight_before = false;  // an expert's input is scaled by its weight, and not its output
+  int shared_ff = 0;           // 0: no shared expert
+  bool shared_gate = false;    // the shared expert is scaled by a sigmoid gate
 };
 
 // The norms around one branch: x = after(x + out(branch(in(x)))).

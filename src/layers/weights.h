@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "ops/arguments.h"
 #include "ops/weight.h"
 #include "tensor/buffer.h"
 
@@ -52,6 +53,7 @@ struct MlaWeights {
 
 struct MlpWeights {
   Linear gate, up, down;
+  ops::Xielu xielu;  // on the host
 };
 
 struct MoeWeights {

@@ -36,12 +36,14 @@ FusedOrders fused_orders(const AttentionSpec& a, FusedQkv layout) {
   const int64_t v = int64_t{a.kv_heads} * a.value_dim;
   if (layout == FusedQkv::kStacked) return {range(0, q), range(q, k), range(q + k, v)};
   FusedOrders orders;
-  for (int64_t h = 0; h < a.heads; ++h) {
-    Order* parts[] = {&orders.q, &orders.k, &orders.v};
-    for (int64_t part = 0; part < 3; ++part) {
-      const Order rows = range((h * 3 + part) * a.head_dim, a.head_dim);
-      parts[part]->insert(parts[part]->end(), rows.begin(), rows.end());
-    }
+  int64_t next = 0;
+  const auto take = [&](Order& part, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) part.push_back(next++);
+  };
+  for (int64_t group = 0; group < a.kv_heads; ++group) {
+    take(orders.q, q / a.kv_heads);
+    take(orders.k, a.head_dim);
+    take(orders.v, a.value_dim);
   }
   return orders;
 }

@@ -22,11 +22,15 @@ namespace models {
 
 std::span<const Architecture> architectures() {
   static const Architecture list[] = {
-      llama(),       mistral(), mixtral(),    qwen2(),    qwen3(),       qwen2_moe(), qwen3_moe(),
-      gemma(),       gemma2(),  gemma3(),     phi3(),     gpt2(),        gpt_neox(),  opt(),
-      olmo2(),       granite(), starcoder2(), stablelm(), cohere(),      glm4(),      deepseek_v2(),
-      deepseek_v3(), gpt_oss(), bert(),       roberta(),  xlm_roberta(), camembert(), nomic_bert(),
-      modernbert(),  gte(),     gte_new(),
+      llama(),        mistral(),       mixtral(),     qwen2(),       qwen3(),       qwen2_moe(),
+      qwen3_moe(),    gemma(),         gemma2(),      gemma3(),      phi3(),        gpt2(),
+      gpt_neox(),     opt(),           olmo2(),       granite(),     starcoder2(),  stablelm(),
+      cohere(),       glm4(),          deepseek_v2(), deepseek_v3(), gpt_oss(),     smollm3(),
+      olmo3(),        olmoe(),         cohere2(),     exaone4(),     glm4_moe(),    ernie4_5(),
+      ernie4_5_moe(), hunyuan_dense(), seed_oss(),    apertus(),     arcee(),       nemotron(),
+      phi(),          phimoe(),        falcon(),      minimax_m2(),  granitemoe(),  gpt_bigcode(),
+      gptj(),         llama4(),        bert(),        roberta(),     xlm_roberta(), camembert(),
+      nomic_bert(),   modernbert(),    gte(),         gte_new(),
   };
   return list;
 }

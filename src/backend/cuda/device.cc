@@ -508,6 +508,9 @@ Status CudaDevice::supports(const ops::Routing& r) const {
     return unsupported("{} of {} experts a token on {}: use --device cpu", r.top_k, r.experts,
                        name_);
   }
+  if (r.score == ops::Routing::Score::kSparsemixer) {
+    return unsupported("experts chosen by sparsemixer on {}: use --device cpu", name_);
+  }
   return {};
 }
 
