@@ -39,6 +39,7 @@ struct Sizes {
   int64_t context;
   int64_t batch;
   int64_t logit_rows;
+  bool states = false;
 };
 
 Result<std::unique_ptr<eval::Session>> open(const Options& o, const Sizes& sizes) {
@@ -48,6 +49,7 @@ Result<std::unique_ptr<eval::Session>> open(const Options& o, const Sizes& sizes
   s.context = sizes.context;
   s.batch = sizes.batch;
   s.logit_rows = sizes.logit_rows;
+  s.states = sizes.states;
   ProgressLine progress;
   s.on_progress = [&progress](const std::string& stage, double fraction) {
     progress.update(stage, fraction);
@@ -166,7 +168,8 @@ Status eval_logits(const Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const auto session, open(o, {.sequences = 1,
                                                         .context = w.longest,
                                                         .batch = whole ? w.longest : kRows,
-                                                        .logit_rows = kRows}));
+                                                        .logit_rows = kRows,
+                                                        .states = whole}));
   FRESHET_ASSIGN_OR_RETURN(auto writer, eval::SafetensorsWriter::create(o.output, w.entries()));
   const Interrupts::Handler on_interrupt(context.interrupts, [] {});
   ProgressLine progress;

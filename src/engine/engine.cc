@@ -112,19 +112,6 @@ Result<std::optional<speculative::Config>> read_speculation(const EngineOptions&
   return std::optional(std::move(config));
 }
 
-// No prefixes are shared where keys and values depend on more than the tokens before them.
-void adapt_to_encoder(const Checkpoint& checkpoint, const ModelSpec& spec,
-                      engine::StepLoopOptions& l) {
-  if (spec.encoder != nullptr) {
-    l.share_prefixes = false;
-    l.decoder_start = decoder_start(checkpoint);
-  }
-  if (reads_both_ways(spec)) {
-    l.scheduler.max_chunk = 0;
-    l.share_prefixes = false;
-  }
-}
-
 runtime::LoadOptions load_options(const EngineOptions& options) {
   runtime::LoadOptions o;
   o.threads = options.threads;
@@ -226,11 +213,13 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
                                         compute.device_name(), why.message()));
 }
 
-Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const MemoryPlan& plan) {
+// `whole`: a prompt is one step, and its keys and values are of no use to another.
+Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const MemoryPlan& plan,
+                                             bool whole) {
   engine::StepLoopOptions l;
   l.scheduler.max_num_seqs = plan.max_num_seqs;
   l.scheduler.max_num_batched_tokens = plan.max_num_batched_tokens;
-  l.scheduler.max_chunk = o.max_prefill_chunk;
+  l.scheduler.max_chunk = whole ? 0 : o.max_prefill_chunk;
   l.scheduler.max_logit_rows = plan.max_logit_rows;
   l.scheduler.max_model_len = plan.max_model_len;
   l.scheduler.ageing_us = o.priority_ageing_ms * 1000;
@@ -245,7 +234,7 @@ Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const Memor
   l.scheduler.batching.instances = o.instances;
   FRESHET_RETURN_IF_ERROR(scheduler::make_batching_policy(l.scheduler.batching).status());
   l.blocks = plan.blocks;
-  l.share_prefixes = o.enable_prefix_caching;
+  l.share_prefixes = o.enable_prefix_caching && !whole;
   l.timed_share = o.kv_cache_metrics_sample;
   l.max_queued_requests = o.max_num_queued_reqs;
   l.max_queued_tokens = o.max_num_queued_tokens;
@@ -339,8 +328,12 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(impl->plan,
                            plan_memory(options, checkpoint, spec, speculation, *compute));
   const MemoryPlan& plan = impl->plan;
-  FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan));
-  adapt_to_encoder(checkpoint, spec, l);
+  FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan, whole));
+  if (spec.encoder != nullptr) {
+    // Keys and values of the decoder's tokens depend on what the encoder has read.
+    l.share_prefixes = false;
+    l.decoder_start = decoder_start(checkpoint);
+  }
   impl->cache = describe_cache(options, plan);
   impl->cache.prefix_caching = l.share_prefixes;
 

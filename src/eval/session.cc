@@ -19,6 +19,10 @@ Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
     FRESHET_ASSIGN_OR_RETURN(s->compute_, runtime::Compute::open(options));
   }
   FRESHET_ASSIGN_OR_RETURN(s->loaded_, runtime::LoadedModel::load(s->compute_, options));
+  if (!s->model().spec().generates && !options.states) {
+    return invalid_argument(
+        "{} gives no probabilities of tokens: this needs a model that writes text", options.model);
+  }
   const bool scratch = reads_both_ways(s->model().spec());
   FRESHET_ASSIGN_OR_RETURN(s->kv_type_, s->compute_->kv_type(options.kv_cache_dtype, scratch));
   FRESHET_RETURN_IF_ERROR(s->make_cache());

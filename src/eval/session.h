@@ -21,6 +21,7 @@ struct SessionOptions : runtime::LoadOptions {
   // runtime::ComputeOptions do not count.
   std::shared_ptr<runtime::Compute> compute;
   std::string kv_cache_dtype = "auto";  // f32 in the reference path, f16 otherwise
+  bool states = false;                  // run_states() is wanted, of models without logits, too
   int sequences = 1;
   int64_t context = 0;     // tokens a sequence may grow to
   int64_t batch = 512;     // most tokens of a run()

@@ -7,17 +7,17 @@ namespace freshet::models {
 namespace gte_model {
 
 constexpr NameRule kNames[] = {
-    {Role::kEmbedding, "new.embeddings.word_embeddings"},
-    {Role::kTokenTypes, "new.embeddings.token_type_embeddings"},
-    {Role::kEmbeddedNorm, "new.embeddings.LayerNorm"},
+    {Role::kEmbedding, "embeddings.word_embeddings"},
+    {Role::kTokenTypes, "embeddings.token_type_embeddings"},
+    {Role::kEmbeddedNorm, "embeddings.LayerNorm"},
     {Role::kQuery, ""},
-    {Role::kQkv, "new.encoder.layer.{}.attention.qkv_proj"},
-    {Role::kOutput, "new.encoder.layer.{}.attention.o_proj"},
-    {Role::kAttentionAfter, "new.encoder.layer.{}.attn_ln"},
+    {Role::kQkv, "encoder.layer.{}.attention.qkv_proj"},
+    {Role::kOutput, "encoder.layer.{}.attention.o_proj"},
+    {Role::kAttentionAfter, "encoder.layer.{}.attn_ln"},
     {Role::kGate, ""},
-    {Role::kGateUp, "new.encoder.layer.{}.mlp.up_gate_proj"},
-    {Role::kDown, "new.encoder.layer.{}.mlp.down_proj"},
-    {Role::kMlpAfter, "new.encoder.layer.{}.mlp_ln"},
+    {Role::kGateUp, "encoder.layer.{}.mlp.up_gate_proj"},
+    {Role::kDown, "encoder.layer.{}.mlp.down_proj"},
+    {Role::kMlpAfter, "encoder.layer.{}.mlp_ln"},
 };
 
 ModelSpec spec(Config& c) {

@@ -83,7 +83,7 @@ Status read_classifier(const Checkpoint& checkpoint, const ModelSpec& spec, Pool
     return add_linear(checkpoint, {"classifier.out_proj"}, head.size, Act::kNone, head);
   }
   FRESHET_RETURN_IF_ERROR(
-      add_linear(checkpoint, {"bert.pooler.dense", "new.pooler.dense"}, hidden, Act::kTanh, head));
+      add_linear(checkpoint, {"bert.pooler.dense", "pooler.dense"}, hidden, Act::kTanh, head));
   return add_linear(checkpoint, {"classifier"}, head.size, Act::kNone, head);
 }
 

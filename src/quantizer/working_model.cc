@@ -36,6 +36,9 @@ Result<std::unique_ptr<WorkingModel>> WorkingModel::open(
   if (model.spec.encoder != nullptr)
     return unsupported("{} is an encoder-decoder: only decoders can be quantised",
                        model.spec.architecture);
+  if (!model.spec.generates)
+    return unsupported(
+        "{} is an encoder or a classifier; only models that write text can be quantised", path);
   std::unique_ptr<WorkingModel> working(
       new WorkingModel(std::move(checkpoint), std::move(model), std::move(compute)));
   for (const models::Part& part : models::parts_of(working->model_.spec)) {

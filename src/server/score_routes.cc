@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <unordered_map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -61,7 +60,7 @@ std::optional<std::string> text_of(const json::Value& v) {
   return {};
 }
 
-// A text or a list of texts; `size`: at most so many.
+// A text or a list of at most `size` texts.
 std::vector<std::string> read_texts(Fields& fields, std::string_view name, size_t size) {
   const json::Value* v = fields.get(name);
   std::vector<std::string> out;
