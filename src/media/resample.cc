@@ -188,12 +188,17 @@ Picture resize(const Picture& picture, int width, int height, Filter filter) {
   }
   const AxisWeights vertical = axis_weights(picture.height, height, filter);
   if (width == picture.width) return resize_columns(picture, 0, height, vertical);
+  const AxisWeights horizontal = axis_weights(picture.width, width, filter);
+  const bool columns_first =
+      height < picture.height && picture.height - height > 2 * (picture.width - width);
+  if (columns_first) {
+    return resize_rows(resize_columns(picture, 0, height, vertical), width, 0, height, horizontal);
+  }
   // Only the rows that the second pass reads.
   const int first = vertical.ranges.front().first;
   const int last = vertical.ranges.back().first + vertical.ranges.back().count;
-  const Picture narrow = resize_rows(picture, width, first, last - first,
-                                     axis_weights(picture.width, width, filter));
-  return resize_columns(narrow, first, height, vertical);
+  return resize_columns(resize_rows(picture, width, first, last - first, horizontal), first, height,
+                        vertical);
 }
 
 Picture crop(const Picture& picture, int left, int top, int width, int height) {

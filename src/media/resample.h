@@ -1,8 +1,10 @@
-// Resizing of pictures, equal in every bit to Pillow's Image.resize() for 8-bit RGB.
+// Resizing of pictures, equal in every bit to Image.resize() of Pillow 13 for 8-bit RGB.
 //
 // Each output pixel is a weighted mean over the filter's support, which grows with the scale when a
 // picture is made smaller. Weights are integers of 22 fractional bits. The picture is resized along
-// its rows first and then along its columns; the result of the first pass is rounded to 8 bits.
+// one axis and then along the other; the result of the first pass is rounded to 8 bits, so the order
+// matters. Rows come first, unless the height shrinks by more than twice what the width shrinks by
+// (Pillow before version 13 always begins with the rows, and rounds those pictures differently).
 // Pure; the time is proportional to the larger of input and output times the support.
 #pragma once
 
