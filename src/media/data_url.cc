@@ -42,8 +42,10 @@ std::string shown(std::string_view text) {
 
 Result<std::vector<uint8_t>> decode_base64(std::string_view text, size_t limit) {
   if (text.size() % 4 != 0) {
-    return invalid_argument("base64 must have a multiple of 4 characters, padded with '='; there "
-                            "are {}", text.size());
+    return invalid_argument(
+        "base64 must have a multiple of 4 characters, padded with '='; there "
+        "are {}",
+        text.size());
   }
   size_t padding = 0;
   while (padding < 2 && text.size() > padding && text[text.size() - 1 - padding] == '=') ++padding;

@@ -1,9 +1,9 @@
-// data: URLs (RFC 2397) with base64, as `image_url` and `input_audio` of the OpenAI API carry them, and
-// the rule by which other URLs are refused.
+// data: URLs (RFC 2397) with base64, as `image_url` and `input_audio` of the OpenAI API carry them,
+// and the rule by which other URLs are refused.
 //
 // Strict: only base64, only the standard alphabet (RFC 4648) with its padding, no white space, no
-// percent escapes, no left-over bits. The size is checked before memory is taken. Pure; safe to call
-// from many threads. Nothing here opens a connection or a file.
+// percent escapes, no left-over bits. The size is checked before memory is taken. Pure; safe to
+// call from many threads. Nothing here opens a connection or a file.
 #pragma once
 
 #include <string>
@@ -33,8 +33,9 @@ struct MediaPolicy {
 
 enum class UrlKind { kData, kFetch };
 
-// How `url` may be read. Errors: another scheme than data: and https:, a user or a port in the URL, or
-// a host that is not allowed. The reader of a kFetch URL must apply this to every redirection, too.
+// How `url` may be read. Errors: another scheme than data: and https:, a user or a port in the URL,
+// or a host that is not allowed. The reader of a kFetch URL must apply this to every redirection,
+// too.
 Result<UrlKind> check_media_url(std::string_view url, const MediaPolicy& policy);
 
 }  // namespace freshet::media

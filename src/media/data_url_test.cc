@@ -25,8 +25,8 @@ TEST(Base64, VectorsOfTheStandard) {
 }
 
 TEST(Base64, RefusesWhatIsNotExact) {
-  for (const char* text : {"Zg", "Zg=", "Z===", "====", "Zm9v\n", "Zm 9", "Zm-_", "Zh==", "Zm9=",
-                           "Zg==Zg==", "Z=g=", "Zm9v====", "Zm9%"}) {
+  for (const char* text : {"Zg", "Zg=", "Z===", "====", "Zm9v\n", "Zm 9", "Zm-_",
+                           "Zh==", "Zm9=", "Zg==Zg==", "Z=g=", "Zm9v====", "Zm9%"}) {
     EXPECT_THAT(decoded(text), testing::StartsWith("error: ")) << text;
   }
   EXPECT_EQ(decoded("Zm9vYmFy", 5), "error: the data has 6 bytes; the limit is 5");
@@ -46,7 +46,9 @@ TEST(DataUrl, Reads) {
 }
 
 TEST(DataUrl, RefusesInOneLine) {
-  const auto error = [](std::string_view text) { return decode_data_url(text, 4).status().message(); };
+  const auto error = [](std::string_view text) {
+    return decode_data_url(text, 4).status().message();
+  };
   EXPECT_EQ(error("https://example.org/a.png"), "\"https://example.org/a.png\" is no data: URL");
   EXPECT_EQ(error("data:image/png;base64"), "the data: URL has no comma before its data");
   EXPECT_EQ(error("data:image/png,abc"),
@@ -58,7 +60,8 @@ TEST(DataUrl, RefusesInOneLine) {
 
 TEST(MediaPolicy, AllowsDataAloneByDefault) {
   EXPECT_EQ(*check_media_url("data:image/png;base64,", {}), UrlKind::kData);
-  for (const char* url : {"https://example.org/", "http://169.254.169.254/", "file:///etc/passwd"}) {
+  for (const char* url :
+       {"https://example.org/", "http://169.254.169.254/", "file:///etc/passwd"}) {
     EXPECT_FALSE(check_media_url(url, {}).ok()) << url;
   }
 }
@@ -70,8 +73,9 @@ TEST(MediaPolicy, AllowsExactHosts) {
   for (const char* url :
        {"http://example.org/", "https://www.example.org/", "https://example.org.evil.net/",
         "https://evil.net/https://example.org/", "https://example.org@evil.net/",
-        "https://evil.net#@example.org/", "https://example.org:22/", "https://evil.net\\example.org/",
-        "https://[::1]/", "https:///", "https://", "ftp://example.org/", "https://example.org\n/"}) {
+        "https://evil.net#@example.org/", "https://example.org:22/",
+        "https://evil.net\\example.org/", "https://[::1]/", "https:///", "https://",
+        "ftp://example.org/", "https://example.org\n/"}) {
     EXPECT_FALSE(check_media_url(url, policy).ok()) << url;
   }
 }

@@ -23,10 +23,9 @@ Result<PictureFormat> picture_format(std::span<const uint8_t> bytes) {
     std::string_view magic;
     const char* name;
   };
-  static constexpr Other kOthers[] = {{0, "GIF8", "GIF"},      {0, "BM", "BMP"},
-                                      {0, "II*\0", "TIFF"},    {0, "MM\0*", "TIFF"},
-                                      {4, "ftypavif", "AVIF"}, {4, "ftypheic", "HEIC"},
-                                      {0, "<svg", "SVG"},      {0, "%PDF", "PDF"}};
+  static constexpr Other kOthers[] = {
+      {0, "GIF8", "GIF"},      {0, "BM", "BMP"},        {0, "II*\0", "TIFF"}, {0, "MM\0*", "TIFF"},
+      {4, "ftypavif", "AVIF"}, {4, "ftypheic", "HEIC"}, {0, "<svg", "SVG"},   {0, "%PDF", "PDF"}};
   for (const Other& other : kOthers) {
     if (has_at(bytes, other.at, other.magic)) {
       return unsupported("{} pictures are not supported; send PNG, JPEG or WebP", other.name);
@@ -37,9 +36,12 @@ Result<PictureFormat> picture_format(std::span<const uint8_t> bytes) {
 
 Result<PictureSize> picture_size(PictureFormat format, std::span<const uint8_t> bytes) {
   switch (format) {
-    case PictureFormat::kPng: return png_size(bytes);
-    case PictureFormat::kJpeg: return jpeg_size(bytes);
-    case PictureFormat::kWebp: return webp_size(bytes);
+    case PictureFormat::kPng:
+      return png_size(bytes);
+    case PictureFormat::kJpeg:
+      return jpeg_size(bytes);
+    case PictureFormat::kWebp:
+      return webp_size(bytes);
   }
   return internal_error("unknown picture format");
 }
@@ -48,9 +50,12 @@ Result<PictureSize> picture_size(PictureFormat format, std::span<const uint8_t> 
 
 const char* name_of(PictureFormat format) {
   switch (format) {
-    case PictureFormat::kPng: return "PNG";
-    case PictureFormat::kJpeg: return "JPEG";
-    case PictureFormat::kWebp: return "WebP";
+    case PictureFormat::kPng:
+      return "PNG";
+    case PictureFormat::kJpeg:
+      return "JPEG";
+    case PictureFormat::kWebp:
+      return "WebP";
   }
   return "";
 }
@@ -85,9 +90,15 @@ Result<Picture> decode_picture(std::span<const uint8_t> bytes, const PictureLimi
   Picture picture(header.width, header.height);
   Status status;
   switch (header.format) {
-    case PictureFormat::kPng: status = decode_png(bytes, picture); break;
-    case PictureFormat::kJpeg: status = decode_jpeg(bytes, limits.jpeg_scans, picture); break;
-    case PictureFormat::kWebp: status = decode_webp(bytes, picture); break;
+    case PictureFormat::kPng:
+      status = decode_png(bytes, picture);
+      break;
+    case PictureFormat::kJpeg:
+      status = decode_jpeg(bytes, limits.jpeg_scans, picture);
+      break;
+    case PictureFormat::kWebp:
+      status = decode_webp(bytes, picture);
+      break;
   }
   if (!status.ok()) return status.with_context(name_of(header.format));
   return picture;

@@ -1,7 +1,8 @@
 // Decodes PNG, JPEG and WebP to 8-bit RGB, as Pillow's Image.open(...).convert("RGB") does.
 //
 // - Transparency is dropped, not blended. Palettes are looked up, grey becomes R = G = B.
-// - 16-bit channels keep their high byte; 16-bit grey without alpha is cut off at 255 (Pillow does so).
+// - 16-bit channels keep their high byte; 16-bit grey without alpha is cut off at 255 (Pillow does
+// so).
 // - CMYK JPEGs are taken as inverted, as Adobe writes them.
 // - A picture is not turned by its EXIF orientation, and colour profiles are not applied.
 // - An animated PNG gives its first picture. Animated WebP and GIF are refused.

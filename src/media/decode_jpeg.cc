@@ -78,9 +78,15 @@ bool read_jpeg(jpeg_decompress_struct& jpeg, JpegErrors& errors, JpegProgress& p
     return false;
   }
   switch (jpeg.num_components) {
-    case 1: jpeg.out_color_space = JCS_GRAYSCALE; break;
-    case 3: jpeg.out_color_space = JCS_RGB; break;
-    case 4: jpeg.out_color_space = JCS_CMYK; break;
+    case 1:
+      jpeg.out_color_space = JCS_GRAYSCALE;
+      break;
+    case 3:
+      jpeg.out_color_space = JCS_RGB;
+      break;
+    case 4:
+      jpeg.out_color_space = JCS_CMYK;
+      break;
     default:
       std::snprintf(errors.message, sizeof(errors.message), "%d colour components",
                     jpeg.num_components);
@@ -114,8 +120,8 @@ Result<PictureSize> jpeg_size(std::span<const uint8_t> bytes) {
       continue;
     }
     const size_t length = size_t{bytes[at + 2]} << 8 | bytes[at + 3];
-    const bool frame = marker >= 0xc0 && marker <= 0xcf && marker != 0xc4 && marker != 0xc8 &&
-                       marker != 0xcc;
+    const bool frame =
+        marker >= 0xc0 && marker <= 0xcf && marker != 0xc4 && marker != 0xc8 && marker != 0xcc;
     if (frame) {
       if (at + 10 > bytes.size() || length < 8) break;
       return PictureSize{int64_t{bytes[at + 7]} << 8 | bytes[at + 8],

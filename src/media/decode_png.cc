@@ -38,8 +38,8 @@ struct PngRows {
   int color = 0;  // PNG_COLOR_TYPE_*
   int channels = 0;
   bool interlaced = false;
-  uint8_t palette[256][3] = {};    // entries that the file lacks are black
-  std::vector<uint8_t> samples;    // one row, or the picture if it is interlaced
+  uint8_t palette[256][3] = {};     // entries that the file lacks are black
+  std::vector<uint8_t> samples;     // one row, or the picture if it is interlaced
   std::vector<png_bytep> pointers;  // to the rows, if it is interlaced
   size_t row_bytes = 0;
 };
@@ -51,14 +51,18 @@ void to_rgb(const PngRows& in, const uint8_t* samples, int width, uint8_t* rgb) 
   const int scale = in.bits < 8 ? 255 / ((1 << in.bits) - 1) : 1;
   for (int x = 0; x < width; ++x, samples += step, rgb += 3) {
     switch (in.color) {
-      case PNG_COLOR_TYPE_PALETTE: std::memcpy(rgb, in.palette[samples[0]], 3); break;
+      case PNG_COLOR_TYPE_PALETTE:
+        std::memcpy(rgb, in.palette[samples[0]], 3);
+        break;
       case PNG_COLOR_TYPE_GRAY: {
         const bool over = in.bits == 16 && samples[0] != 0;
         const int value = in.bits == 16 ? samples[1] : samples[0] * scale;
         rgb[0] = rgb[1] = rgb[2] = static_cast<uint8_t>(over ? 255 : value);
         break;
       }
-      case PNG_COLOR_TYPE_GRAY_ALPHA: rgb[0] = rgb[1] = rgb[2] = samples[0]; break;
+      case PNG_COLOR_TYPE_GRAY_ALPHA:
+        rgb[0] = rgb[1] = rgb[2] = samples[0];
+        break;
       default:
         rgb[0] = samples[0];
         rgb[1] = samples[bytes];
@@ -77,7 +81,8 @@ bool read_png(png_structp png, png_infop info, PngInput& in, PngRows& rows, Pict
   png_set_chunk_malloc_max(png, 1 << 16);
   png_set_chunk_cache_max(png, 16);
   static constexpr png_byte kSkipped[] =
-      "iCCP\0zTXt\0iTXt\0tEXt\0sPLT\0eXIf\0pCAL\0sCAL\0tIME\0hIST\0oFFs\0pHYs\0cHRM\0gAMA\0sRGB\0sBIT\0"
+      "iCCP\0zTXt\0iTXt\0tEXt\0sPLT\0eXIf\0pCAL\0sCAL\0tIME\0hIST\0oFFs\0pHYs\0cHRM\0gAMA\0sRGB\0sB"
+      "IT\0"
       "bKGD\0tRNS";
   png_set_keep_unknown_chunks(png, PNG_HANDLE_CHUNK_NEVER, kSkipped, sizeof(kSkipped) / 5);
   png_set_keep_unknown_chunks(png, PNG_HANDLE_CHUNK_NEVER, nullptr, 0);

@@ -1,11 +1,11 @@
 #include "media/decode.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include "media/test_pictures.h"
 

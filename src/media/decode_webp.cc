@@ -8,10 +8,14 @@ namespace {
 
 const char* webp_problem(VP8StatusCode code) {
   switch (code) {
-    case VP8_STATUS_OUT_OF_MEMORY: return "no memory for the decoder";
-    case VP8_STATUS_NOT_ENOUGH_DATA: return "the file ends early";
-    case VP8_STATUS_UNSUPPORTED_FEATURE: return "an unsupported feature";
-    default: return "the file is broken";
+    case VP8_STATUS_OUT_OF_MEMORY:
+      return "no memory for the decoder";
+    case VP8_STATUS_NOT_ENOUGH_DATA:
+      return "the file ends early";
+    case VP8_STATUS_UNSUPPORTED_FEATURE:
+      return "an unsupported feature";
+    default:
+      return "the file is broken";
   }
 }
 

@@ -57,17 +57,22 @@ void append_squares(const Picture& picture, int side, const ValueTable& table,
 
 Picture padded_to_square(const Picture& picture, const ImageSettings& settings) {
   if (picture.width == picture.height) return picture;
+  std::array<uint8_t, 3> fill{};
+  for (size_t c = 0; c < 3; ++c) {
+    fill[c] = static_cast<uint8_t>(std::clamp(settings.mean[c] * 255, 0.0, 255.0));
+  }
   const int side = std::max(picture.width, picture.height);
-  Picture out = crop(picture, -(side - picture.width) / 2, -(side - picture.height) / 2, side, side);
+  Picture out =
+      crop(picture, -(side - picture.width) / 2, -(side - picture.height) / 2, side, side);
   const int left = (side - picture.width) / 2;
   const int top = (side - picture.height) / 2;
   for (int y = 0; y < side; ++y) {
     for (int x = 0; x < side; ++x) {
-      const bool inside = x >= left && x < left + picture.width && y >= top &&
-                          y < top + picture.height;
+      const bool inside =
+          x >= left && x < left + picture.width && y >= top && y < top + picture.height;
       if (inside) continue;
       for (size_t c = 0; c < 3; ++c) {
-        out.row(y)[static_cast<size_t>(x) * 3 + c] = static_cast<uint8_t>(settings.mean[c] * 255);
+        out.row(y)[static_cast<size_t>(x) * 3 + c] = fill[c];
       }
     }
   }
@@ -75,7 +80,9 @@ Picture padded_to_square(const Picture& picture, const ImageSettings& settings) 
 }
 
 // Halves are rounded down, also of negative numbers.
-int half_down(int v) { return v >= 0 ? v / 2 : -((1 - v) / 2); }
+int half_down(int v) {
+  return v >= 0 ? v / 2 : -((1 - v) / 2);
+}
 
 Result<Picture> single_picture(const Picture& picture, const ImageSettings& settings) {
   Picture out = settings.pad_to_square ? padded_to_square(picture, settings) : picture;
@@ -163,7 +170,7 @@ Result<ImageInput> layout(Size size, const ImageSettings& settings) {
       out.grid_columns = grid.width;
       out.aspect_ratio_id = mllama_aspect_ratio_id(grid, settings.max_tiles);
       out.shape = {1, settings.max_tiles, 3, settings.height, settings.height};
-      append_text(out.prompt, settings.placeholder);
+      append_text(out.prompt, settings.marker);
       break;
     }
   }
@@ -208,8 +215,7 @@ Status append_llava_next(const Picture& picture, const ImageSettings& settings,
   const Size base = both ? Size{settings.height, settings.width}
                          : Size{settings.shortest_edge, settings.shortest_edge};
   const int square = llava_next_square(settings);
-  const Picture resized =
-      resize(picture, plan.resized.width, plan.resized.height, settings.filter);
+  const Picture resized = resize(picture, plan.resized.width, plan.resized.height, settings.filter);
   const Picture canvas =
       crop(resized, -((plan.canvas.width - resized.width) / 2),
            -((plan.canvas.height - resized.height) / 2), plan.canvas.width, plan.canvas.height);

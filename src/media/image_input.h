@@ -1,5 +1,6 @@
-// One picture, made ready for a vision tower: the values that the tower reads, and what the language
-// model has to know about them. Equal to what transformers' PIL processors make, bit for bit.
+// One picture, made ready for a vision tower: the values that the tower reads, and what the
+// language model has to know about them. Equal to what transformers' PIL processors make, bit for
+// bit.
 //
 // A tower's input for several pictures is the concatenation of `values` along the first dimension.
 // `shape` by family:
@@ -23,8 +24,8 @@
 
 namespace freshet::media {
 
-// A part of what replaces the placeholder in a prompt: text, which the tokeniser turns into special
-// and other tokens, or `rows` image tokens, which get rows of the tower's output.
+// A part of what replaces the marker of a picture in a prompt: text, which the tokeniser turns into
+// special and other tokens, or `rows` image tokens, which get rows of the tower's output.
 struct PromptPiece {
   std::string text;
   int64_t rows = 0;
@@ -45,7 +46,8 @@ struct ImageInput {
   // Squares: 0 x 0 if the picture is not split (Idefics3, LLaVA-NeXT, Mllama).
   int grid_rows = 0;
   int grid_columns = 0;
-  int64_t aspect_ratio_id = 0;  // Mllama, from 1: the position of (rows, columns) in the model's list
+  int64_t aspect_ratio_id =
+      0;  // Mllama, from 1: the position of (rows, columns) in the model's list
 
   // Rows of the tower's output that stand in the text, the sum over `prompt`. 0 for Mllama, whose
   // text reads its pictures by cross-attention.

@@ -8,21 +8,28 @@
 namespace freshet::media {
 namespace {
 
-json::Value parsed(std::string_view text) { return json::parse(text).value(); }
+json::Value parsed(std::string_view text) {
+  return json::parse(text).value();
+}
 
 std::string layout_of(const ImageInput& input, ImageFamily family) {
   switch (family) {
-    case ImageFamily::kQwen: return fmt::format("{}x{}", input.grid_thw[1], input.grid_thw[2]);
-    case ImageFamily::kIdefics3: return fmt::format("{}x{}", input.grid_rows, input.grid_columns);
+    case ImageFamily::kQwen:
+      return fmt::format("{}x{}", input.grid_thw[1], input.grid_thw[2]);
+    case ImageFamily::kIdefics3:
+      return fmt::format("{}x{}", input.grid_rows, input.grid_columns);
     case ImageFamily::kMllama:
       return fmt::format("{}x{}", input.aspect_ratio_id, input.grid_rows * input.grid_columns);
-    case ImageFamily::kLlavaNext: return fmt::format("{}x{}", input.shape[0], input.text_rows);
-    case ImageFamily::kSingle: break;
+    case ImageFamily::kLlavaNext:
+      return fmt::format("{}x{}", input.shape[0], input.text_rows);
+    case ImageFamily::kSingle:
+      break;
   }
   return "";
 }
 
-// 200 pictures by family against checksums of the F32 values that transformers' PIL processors make.
+// 200 pictures by family against checksums of the F32 values that transformers' PIL processors
+// make.
 TEST(ImageInput, EqualsTransformers) {
   const json::Object& families = golden_media().find("processed")->as_object();
   EXPECT_EQ(families.size(), 13u);
@@ -146,9 +153,9 @@ TEST(ImageInput, RefusesInOneLine) {
             "\"image_processor_type\" is missing, and models of type \"llama\" have no default");
   EXPECT_EQ(refused(R"({"image_processor_type":"CLIPImageProcessor","resample":9})", "{}", 1, 1),
             "\"resample\" must be a filter of Pillow (0 to 5)");
-  EXPECT_EQ(refused(R"({"image_processor_type":"CLIPImageProcessor","image_std":[1,0,1]})", "{}", 1,
-                    1),
-            "\"image_std\" must be positive numbers");
+  EXPECT_EQ(
+      refused(R"({"image_processor_type":"CLIPImageProcessor","image_std":[1,0,1]})", "{}", 1, 1),
+      "\"image_std\" must be positive numbers");
   EXPECT_EQ(refused(R"({"image_processor_type":"CLIPImageProcessor","crop_size":{"height":-1}})",
                     "{}", 1, 1),
             "crop_size: \"height\" must be an integer from 1 to 16384");

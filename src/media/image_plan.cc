@@ -14,8 +14,10 @@ Result<Size> checked(double height, double width) {
     return invalid_argument("the picture is too narrow: resizing leaves a side of 0 pixels");
   }
   if (height > kMostSide || width > kMostSide) {
-    return resource_exhausted("the picture would be resized to {} x {} pixels; the limit of a side "
-                              "is {}", width, height, kMostSide);
+    return resource_exhausted(
+        "the picture would be resized to {} x {} pixels; the limit of a side "
+        "is {}",
+        width, height, kMostSide);
   }
   return Size{static_cast<int>(height), static_cast<int>(width)};
 }
@@ -71,7 +73,8 @@ Result<Size> single_size(Size picture, const ImageSettings& settings) {
   const int shorter = upright ? picture.width : picture.height;
   const int longer = upright ? picture.height : picture.width;
   const double scaled = static_cast<double>(int64_t{settings.shortest_edge} * longer) / shorter;
-  return upright ? checked(scaled, settings.shortest_edge) : checked(settings.shortest_edge, scaled);
+  return upright ? checked(scaled, settings.shortest_edge)
+                 : checked(settings.shortest_edge, scaled);
 }
 
 Result<Size> qwen_size(Size picture, const ImageSettings& settings) {
@@ -79,8 +82,10 @@ Result<Size> qwen_size(Size picture, const ImageSettings& settings) {
   const double height = picture.height;
   const double width = picture.width;
   if (std::max(height, width) / std::min(height, width) > 200) {
-    return invalid_argument("the picture has {} x {} pixels; one side may be at most 200 times the "
-                            "other", picture.width, picture.height);
+    return invalid_argument(
+        "the picture has {} x {} pixels; one side may be at most 200 times the "
+        "other",
+        picture.width, picture.height);
   }
   if (!settings.resize) {
     if (std::fmod(height, factor) != 0 || std::fmod(width, factor) != 0) {
@@ -144,7 +149,7 @@ CanvasPlan mllama_plan(Size picture, const ImageSettings& settings) {
       const double by_width = static_cast<double>(columns * side) / picture.width;
       const double scale = std::min(by_height, by_width);
       const int64_t area = int64_t{rows} * columns;
-      const bool better = best == 0 ? true
+      const bool better = best == 0       ? true
                           : scale == best ? area < best_area
                           : best >= 1     ? scale >= 1 && scale < best
                                           : scale > best;
@@ -187,9 +192,9 @@ Result<CanvasPlan> llava_next_plan(Size picture, const ImageSettings& settings) 
   for (const auto& [height, width] : settings.grids) {
     const double scale = std::min(static_cast<double>(width) / picture.width,
                                   static_cast<double>(height) / picture.height);
-    const auto kept = std::min(static_cast<int64_t>(picture.width * scale) *
-                                   static_cast<int64_t>(picture.height * scale),
-                               int64_t{picture.width} * picture.height);
+    const auto kept = std::min(
+        static_cast<int64_t>(picture.width * scale) * static_cast<int64_t>(picture.height * scale),
+        int64_t{picture.width} * picture.height);
     const int64_t wasted = int64_t{width} * height - kept;
     if (kept > most || (kept == most && wasted < least_wasted)) {
       most = kept;
@@ -213,9 +218,7 @@ int64_t llava_next_rows(Size picture, Size canvas, const ImageSettings& settings
   int64_t height = int64_t{settings.square_patches} * (canvas.height / square);
   int64_t width = int64_t{settings.square_patches} * (canvas.width / square);
   // Seven digits, so that an exact integer does not become the next smaller one.
-  const auto whole = [](double v) {
-    return static_cast<int64_t>(std::nearbyint(v * 1e7) / 1e7);
-  };
+  const auto whole = [](double v) { return static_cast<int64_t>(std::nearbyint(v * 1e7) / 1e7); };
   const double ratio = static_cast<double>(picture.width) / picture.height;
   if (ratio > static_cast<double>(width) / static_cast<double>(height)) {
     const int64_t kept = whole(picture.height * (static_cast<double>(width) / picture.width));

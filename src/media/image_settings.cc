@@ -1,5 +1,6 @@
 #include "media/image_settings.h"
 
+#include <cmath>
 #include <filesystem>
 #include <optional>
 #include <string_view>
@@ -13,6 +14,7 @@ constexpr std::array<double, 3> kClipMean{0.48145466, 0.4578275, 0.40821073};
 constexpr std::array<double, 3> kClipDeviation{0.26862954, 0.26130258, 0.27577711};
 constexpr std::array<double, 3> kHalf{0.5, 0.5, 0.5};
 constexpr int64_t kMaxSide = 1 << 14;
+constexpr double kMostReal = 1e6;
 
 // A member that is present and not null.
 const json::Value* member(const json::Value& object, std::string_view key) {
@@ -44,6 +46,7 @@ class Fields {
     if (value == nullptr) return;
     if (!value->is_number()) return fail(key, "a number");
     out = value->as_double();
+    if (!(std::abs(out) <= kMostReal)) fail(key, "a number of at most a million");
   }
 
   void channels(std::string_view key, std::array<double, 3>& out, bool positive) {
@@ -59,7 +62,8 @@ class Fields {
       }
     }
     for (const double v : out) {
-      if (positive && !(v > 0)) return fail(key, "positive numbers");
+      if (positive && !(v > 1e-6)) return fail(key, "positive numbers");
+      if (!(std::abs(v) <= kMostReal)) return fail(key, "numbers of at most a million");
     }
   }
 
@@ -166,7 +170,7 @@ constexpr ProcessorClass kClasses[] = {
 struct ModelClass {
   std::string_view model_type;
   std::string_view processor;  // if the files do not name one
-  const char* placeholder;
+  const char* marker;
 };
 constexpr ModelClass kModels[] = {
     {"llava", "CLIP", "<image>"},
@@ -253,7 +257,8 @@ Status check_sizes(const ImageSettings& s) {
     case ImageFamily::kLlavaNext:
       if (!both && s.shortest_edge == 0) return invalid_argument("\"size\" must give a side");
       break;
-    case ImageFamily::kQwen: break;
+    case ImageFamily::kQwen:
+      break;
     case ImageFamily::kIdefics3:
       if (s.resize && !both && s.longest_edge == 0) {
         return invalid_argument("\"size\" must give height and width, or longest_edge");
@@ -275,10 +280,12 @@ Status read_family(Fields& fields, const json::Value& object, ImageSettings& out
   switch (out.family) {
     case ImageFamily::kSingle:
     case ImageFamily::kLlavaNext:
-      if (out.center_crop) out.shortest_edge = out.crop_height = out.crop_width = 224;
-      else out.height = out.width = 224;
-      fields.size("size", out, out.center_crop ? &ImageSettings::shortest_edge
-                                               : &ImageSettings::height);
+      if (out.center_crop)
+        out.shortest_edge = out.crop_height = out.crop_width = 224;
+      else
+        out.height = out.width = 224;
+      fields.size("size", out,
+                  out.center_crop ? &ImageSettings::shortest_edge : &ImageSettings::height);
       if (out.height > 0 && out.width == 0) out.width = out.height;
       fields.flag("do_center_crop", out.center_crop);
       fields.crop_size(out);
@@ -324,7 +331,7 @@ Status read_family(Fields& fields, const json::Value& object, ImageSettings& out
 
 void name_tokens(std::string_view model_type, ImageSettings& out) {
   for (const ModelClass& model : kModels) {
-    if (model.model_type == model_type) out.placeholder = model.placeholder;
+    if (model.model_type == model_type) out.marker = model.marker;
   }
   if (model_type == "gemma3") {
     out.before = "\n\n<start_of_image>";
@@ -340,11 +347,11 @@ Result<json::Value> optional_file(const std::string& path) {
 }  // namespace
 
 std::string ImageSettings::fingerprint() const {
-  std::string text = fmt::format(
-      "{} {} {}{}{}{}{} {} {} {} {} {} {} {} {} {}", static_cast<int>(family),
-      static_cast<int>(filter), resize, center_crop, pad_to_square, rescale, normalize,
-      rescale_factor, fmt::join(mean, ","), fmt::join(deviation, ","), height, width, shortest_edge,
-      longest_edge, crop_height, crop_width);
+  std::string text =
+      fmt::format("{} {} {}{}{}{}{} {} {} {} {} {} {} {} {} {}", static_cast<int>(family),
+                  static_cast<int>(filter), resize, center_crop, pad_to_square, rescale, normalize,
+                  rescale_factor, fmt::join(mean, ","), fmt::join(deviation, ","), height, width,
+                  shortest_edge, longest_edge, crop_height, crop_width);
   text += fmt::format(" {} {} {} {} {} {} {} {} {} {}", min_pixels, max_pixels, patch_size,
                       temporal_patch_size, merge_size, split, tile_side, max_tiles, square_rows,
                       square_patches);
@@ -367,8 +374,10 @@ Result<ImageSettings> image_settings(const json::Value& preprocessor, const json
     }
   }
   if (type.empty()) {
-    return invalid_argument("\"image_processor_type\" is missing, and models of type \"{}\" have no "
-                            "default", model_type);
+    return invalid_argument(
+        "\"image_processor_type\" is missing, and models of type \"{}\" have no "
+        "default",
+        model_type);
   }
   FRESHET_ASSIGN_OR_RETURN(const ProcessorClass* known, find_class(class_of(type)));
   ImageSettings out;

@@ -1,8 +1,8 @@
 // What a model's files say about its pictures: preprocessor_config.json (or "image_processor" in
 // processor_config.json) and the parts of config.json that count image tokens.
 //
-// A plain value. Fields that a family does not use keep their defaults. Defaults of missing keys are
-// those of the processor classes of transformers 5.
+// A plain value. Fields that a family does not use keep their defaults. Defaults of missing keys
+// are those of the processor classes of transformers 5.
 #pragma once
 
 #include <array>
@@ -16,11 +16,11 @@
 namespace freshet::media {
 
 enum class ImageFamily {
-  kSingle,       // one square per picture: CLIP (LLaVA), SigLIP, Gemma 3
-  kLlavaNext,    // a grid of squares that fits the picture, and the whole picture
-  kQwen,         // any size in multiples of merged patches: Qwen2-VL, 2.5-VL and 3-VL
-  kIdefics3,     // a grid of squares and the whole picture: Idefics3, SmolVLM
-  kMllama,       // a padded grid of at most `max_tiles` squares: Llama 3.2 Vision
+  kSingle,     // one square per picture: CLIP (LLaVA), SigLIP, Gemma 3
+  kLlavaNext,  // a grid of squares that fits the picture, and the whole picture
+  kQwen,       // any size in multiples of merged patches: Qwen2-VL, 2.5-VL and 3-VL
+  kIdefics3,   // a grid of squares and the whole picture: Idefics3, SmolVLM
+  kMllama,     // a padded grid of at most `max_tiles` squares: Llama 3.2 Vision
 };
 
 struct ImageSettings {
@@ -50,9 +50,9 @@ struct ImageSettings {
   int temporal_patch_size = 2;
   int merge_size = 2;
 
-  bool split = true;      // Idefics3: into squares of tile_side
-  int tile_side = 364;    // Idefics3
-  int max_tiles = 4;      // Mllama
+  bool split = true;                      // Idefics3: into squares of tile_side
+  int tile_side = 364;                    // Idefics3
+  int max_tiles = 4;                      // Mllama
   std::vector<std::array<int, 2>> grids;  // LLaVA-NeXT: heights and widths to choose from
 
   // Image tokens: rows that a square becomes (not for Qwen, whose patches are counted), and, for
@@ -60,8 +60,8 @@ struct ImageSettings {
   int square_rows = 0;
   int square_patches = 0;
   // Special tokens around and between image tokens, as text.
-  std::string placeholder;  // what the chat template writes for a picture
-  std::string before;       // Gemma 3: "\n\n<start_of_image>"
+  std::string marker;  // what the chat template writes for a picture
+  std::string before;  // Gemma 3: "\n\n<start_of_image>"
   std::string after;
 
   // Everything that decides what a picture becomes, as one line: a part of the content hash.

@@ -32,12 +32,17 @@ double cubic(double x) {
 
 double filter_support(Filter filter) {
   switch (filter) {
-    case Filter::kBox: return 0.5;
+    case Filter::kBox:
+      return 0.5;
     case Filter::kBilinear:
-    case Filter::kHamming: return 1;
-    case Filter::kBicubic: return 2;
-    case Filter::kLanczos: return 3;
-    case Filter::kNearest: break;
+    case Filter::kHamming:
+      return 1;
+    case Filter::kBicubic:
+      return 2;
+    case Filter::kLanczos:
+      return 3;
+    case Filter::kNearest:
+      break;
   }
   return 0;
 }
@@ -48,9 +53,12 @@ double filter_value(Filter filter, double x) {
   x = std::abs(x);
   if (x >= filter_support(filter)) return 0;
   switch (filter) {
-    case Filter::kBilinear: return 1 - x;
-    case Filter::kHamming: return hamming(x);
-    default: return cubic(x);
+    case Filter::kBilinear:
+      return 1 - x;
+    case Filter::kHamming:
+      return hamming(x);
+    default:
+      return cubic(x);
   }
 }
 

@@ -21,9 +21,14 @@ inline uint8_t test_pixel(uint32_t i, uint32_t x, uint32_t y, uint32_t c) {
       v = (v ^ (v >> 13)) * 1274126177u;
       v ^= v >> 16;
       break;
-    case 1: v = (x * 7 + y * 3 * (c + 1) + i * 11) >> 1; break;
-    case 2: v = ((x / (3 + i % 5) + y / (2 + i % 7) + c) & 1) * 255; break;
-    default: v = x % 9 == c || y % 11 == 2 ? 250 : 5 + c * 3;
+    case 1:
+      v = (x * 7 + y * 3 * (c + 1) + i * 11) >> 1;
+      break;
+    case 2:
+      v = ((x / (3 + i % 5) + y / (2 + i % 7) + c) & 1) * 255;
+      break;
+    default:
+      v = x % 9 == c || y % 11 == 2 ? 250 : 5 + c * 3;
   }
   return static_cast<uint8_t>(v);
 }
