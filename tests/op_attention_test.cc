@@ -212,13 +212,13 @@ TEST_P(AttentionConformance, AgreesWithTheReference) {
   ThreadPool pool(2, false);
   uint32_t seed = 1;
   const std::string name = GetParam();
-  const bool whole_numbers = name == "attention.amx" || name == "attention.emulated";
+  const bool tiles = name == "attention.amx" || name == "attention.emulated";
   for (const AttentionCase& c : cases::attention_cases()) {
     if (!supported(name, c.shape)) continue;
     SCOPED_TRACE(c.name());
     const std::vector<float> want = attended(c, seed += 10, pool, "attention.reference");
     float most = 1e-5f;
-    if (whole_numbers) {
+    if (tiles || ops::has_int4(c.shape.type)) {
       AttentionCase exact = c;
       exact.shape.type = ops::KvType::kF32;
       most = 0.75f * farthest(want, attended(exact, seed, pool, "attention.reference"));
@@ -304,7 +304,7 @@ TEST_P(AttentionConformance, F16KeepsNotANumberAndSaturates) {
     p.attend(*o, cache, whole(c), out.floats());
     return std::vector<float>(out.floats(), out.floats() + p.out_floats());
   };
-  for (std::vector<float> Problem::* const where :
+  for (std::vector<float> Problem::*const where :
        {&Problem::keys, &Problem::values, &Problem::queries}) {
     for (const float number : {kNaN, kInfinity, -kInfinity}) {
       Problem p(c, 7);

@@ -118,7 +118,7 @@ int shorter_steps(PlanRequest r, MemoryPlan plan, size_t room, size_t least) {
 std::string advice(const PlanRequest& r, const MemoryPlan& plan, size_t room, int length,
                    std::vector<std::string> ways) {
   const ops::KvType type = r.kv.layers.empty() ? ops::KvType::kFP8 : r.kv.layers.front().type;
-  const bool one_byte = ops::element_bytes(type) == 1;
+  const bool one_byte = ops::info(type).key.bits <= 8;
   const size_t needs = bytes_of(r, blocks_for(r, 0, length, plan.max_num_batched_tokens));
   if (!one_byte && needs / 2 <= room) {
     ways.emplace_back(type == ops::KvType::kF32 ? "--kv-cache-dtype f16" : "--kv-cache-dtype fp8");

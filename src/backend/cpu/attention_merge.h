@@ -4,6 +4,7 @@
 
 #include "backend/cpu/attention_isa.h"
 #include "backend/cpu/vector_math.h"
+#include "ops/hadamard.h"
 
 namespace freshet::cpu {
 namespace {
@@ -93,6 +94,7 @@ class SplitMerger {
         const F v = S::div(S::mul(S::load(from + d), keep), sum);
         S::store_n(to + d, v, static_cast<int>(least(kLanes, value_dim_ - d)));
       }
+      if (ops::info(t_.shape.type).value.rotated) ops::hadamard(to, value_dim_);
     }
   }
 

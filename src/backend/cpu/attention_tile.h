@@ -227,6 +227,9 @@ class TileAttention : SplitMerger<S> {
         return do_split<E4M3Bits>(split, partial);
       case ops::KvType::kInt8:
         return do_split<Int8>(split, partial);
+      case ops::KvType::kInt4:
+      case ops::KvType::kK8V4:
+        break;  // attention_coded.h
     }
   }
 

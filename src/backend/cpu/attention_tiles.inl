@@ -542,7 +542,7 @@ class TiledAttention : SplitMerger<Avx512> {
   }
 
   static constexpr AttentionIsa isa() {
-    return {attend, attend_split, merge, nullptr, store_head, supports};
+    return {attend, attend_split, merge, nullptr, store_head, nullptr, supports};
   }
 
  private:
