@@ -304,7 +304,7 @@ TEST_P(AttentionConformance, F16KeepsNotANumberAndSaturates) {
     p.attend(*o, cache, whole(c), out.floats());
     return std::vector<float>(out.floats(), out.floats() + p.out_floats());
   };
-  for (std::vector<float> Problem::*const where :
+  for (std::vector<float> Problem::* const where :
        {&Problem::keys, &Problem::values, &Problem::queries}) {
     for (const float number : {kNaN, kInfinity, -kInfinity}) {
       Problem p(c, 7);

@@ -50,8 +50,8 @@ struct AttentionTile {
   float softcap = 0.0f;
   int window = 0;
   const ops::KeyRange* ranges = nullptr;  // of the sequence's queries, or nullptr
-  int64_t until = 0;         // last split of the tile that the caller asks for next
-  float* scratch = nullptr;  // attention_scratch_floats()
+  int64_t until = 0;                      // last split of the tile that the caller asks for next
+  float* scratch = nullptr;               // attention_scratch_floats()
 
   // Row r of the tile attends to positions [first_seen, last_seen].
   int64_t last_seen(int r) const {
