@@ -154,7 +154,7 @@ std::string MemoryPlan::describe() const {
     const std::string reach =
         windows[g] == 0 ? "full attention" : fmt::format("window of {}", windows[g]);
     text += fmt::format("\n  cache      {:>9}  {}, {} blocks of {} tokens, {}", format_bytes(kv[g]),
-                        kv_type, blocks[g], kBlockTokens, reach);
+                        kv_types[g], blocks[g], kBlockTokens, reach);
   }
   text += fmt::format("\n  workspace  {:>9}  steps of {} tokens", format_bytes(workspace),
                       max_num_batched_tokens);
@@ -182,8 +182,10 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   plan.drafter = r.drafter_weights;
   plan.fixed = kFixed;
   plan.available = r.available;
-  plan.kv_type = r.kv.layers.empty() ? "" : std::string(ops::name_of(r.kv.layers.front().type));
-  for (const KvGroup& group : r.kv.groups) plan.windows.push_back(group.window);
+  for (size_t g = 0; g < r.kv.groups.size(); ++g) {
+    plan.kv_types.push_back(r.kv.type_names(static_cast<int>(g)));
+    plan.windows.push_back(r.kv.groups[g].window);
+  }
   plan.max_model_len = r.max_model_len > 0 ? r.max_model_len : model_context;
   size_step(r, plan);
 

@@ -14,12 +14,19 @@ Result<ModelSpec> Session::read_spec(const std::string& model) {
 
 Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
   std::unique_ptr<Session> s(new Session(options));
-  s->compute_ = options.compute;
+  s->loaded_ = options.loaded;
+  s->compute_ = s->loaded_ != nullptr ? s->loaded_->shared_compute() : options.compute;
   if (s->compute_ == nullptr) {
     FRESHET_ASSIGN_OR_RETURN(s->compute_, runtime::Compute::open(options));
   }
-  FRESHET_ASSIGN_OR_RETURN(s->kv_type_, s->compute_->kv_type(options.kv_cache_dtype));
-  FRESHET_ASSIGN_OR_RETURN(s->loaded_, runtime::LoadedModel::load(s->compute_, options));
+  // A wrong name is said before anything is loaded.
+  FRESHET_RETURN_IF_ERROR(s->compute_->kv_type(options.kv_cache_dtype).status());
+  if (s->loaded_ == nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(s->loaded_, runtime::LoadedModel::load(s->compute_, options));
+  }
+  FRESHET_ASSIGN_OR_RETURN(s->kv_types_,
+                           runtime::kv_types(*s->compute_, options.kv_cache_dtype,
+                                             options.kv_cache_skip_layers, s->model().spec()));
   FRESHET_RETURN_IF_ERROR(s->make_cache());
   FRESHET_RETURN_IF_ERROR(
       s->loaded_->reserve({options.batch, options.logit_rows, options.context}));
@@ -28,13 +35,13 @@ Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
 }
 
 Status Session::make_cache() {
-  const size_t groups = kv_cache_spec(model().spec(), kv_type_).groups.size();
+  const size_t groups = kv_cache_spec(model().spec(), kv_types_).groups.size();
   blocks_ = (options_.context + ops::kBlockTokens - 1) / ops::kBlockTokens;
   const int64_t all = blocks_ * options_.sequences;
   if (all > INT32_MAX) return resource_exhausted("{} blocks of cache are too many", all);
   FRESHET_ASSIGN_OR_RETURN(
       cache_,
-      loaded_->make_cache(kv_type_, std::vector<int32_t>(groups, static_cast<int32_t>(all))));
+      loaded_->make_cache(kv_types_, std::vector<int32_t>(groups, static_cast<int32_t>(all))));
   length_.assign(static_cast<size_t>(options_.sequences), 0);
   batch_.tables.resize(groups);
   return {};

@@ -210,7 +210,7 @@ struct ModelSpec {
 // One layer of cache for each branch that stores keys and values, in the order of the branches.
 // Cache layers with the same window, chunk and direction share a group; groups are in the order of
 // their first layers.
-KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type);
+KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types);
 
 // The last branch that stores keys and values: tokens that need no logits stop behind it. -1, -1 if
 // no branch stores any.

@@ -22,6 +22,8 @@ struct ComputeOptions {
   std::string cpu_isa;                     // highest instruction set to use; "": any
   bool reference = false;                  // plain F32, without tuned kernels
   std::vector<std::string> force_kernels;  // as in ops::OpsOptions
+  // Kernels to use instead of the processor's, in memory that stays; nullptr: its own.
+  const ops::KernelTable* kernels = nullptr;
 };
 
 class Compute {
@@ -35,7 +37,7 @@ class Compute {
   ops::Device* device() const { return ops_->device(); }  // nullptr: the processor
   std::string device_name() const { return device() != nullptr ? device()->name() : "cpu"; }
 
-  // The type of keys and values that a --kv-cache-dtype asks for.
+  // The type of keys and values that a --kv-cache-dtype asks for; "auto" is the wide one.
   Result<ops::KvType> kv_type(const std::string& name) const;
 
  private:

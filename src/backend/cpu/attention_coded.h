@@ -28,7 +28,8 @@ class CodedAttention : SplitMerger<S> {
   using typename Base::F;
   using typename Base::Group;
   using V = typename I::V;
-  using Base::advance, Base::begin, Base::block, Base::finish, Base::key_dim_, Base::keep_;
+  using Base::advance, Base::begin, Base::block, Base::each_partial, Base::finish;
+  using Base::key_dim_, Base::keep_;
   using Base::kLanes, Base::kNegInf, Base::least, Base::most, Base::split_max_, Base::split_sum_;
   using Base::t_, Base::take_, Base::total_, Base::value_dim_, Base::value_stride_;
   static constexpr int kRows = kCodedRows, kGroup = ops::kScaledFeatures;
@@ -36,13 +37,15 @@ class CodedAttention : SplitMerger<S> {
 
   const bool int4_keys_ = ops::info(t_.shape.type).key.code == ops::KvCode::kInt4;
   const int key_groups_ = ops::scales_of(key_dim_), value_groups_ = ops::scales_of(value_dim_);
-  const int query_words_ = key_groups_ * kGroup / 4 * (int4_keys_ ? I::kCoarse : I::kFine);
-  float* const scores_ = Base::free_;           // [kRows, kSplit]
+  static constexpr int kQuads = kSplit / 4;
+  const int query_steps_ = key_groups_ * kGroup / 4;
+  const int query_words_ = query_steps_ * (int4_keys_ ? I::kCoarse : I::kFine);  // of a row
+  float* const scores_ = Base::free_;                                            // [kRows, kSplit]
   float* const scaled_ = scores_ + 4 * kSplit;  // [kSplit], weights times scales
   float* const q_scale_ = scaled_ + kSplit;     // [rows / kRows, groups, kRows]
   int32_t* const q_fix_ = reinterpret_cast<int32_t*>(q_scale_ + kAttendRows * key_groups_);
-  int32_t* const weights_ = q_fix_ + kAttendRows * key_groups_;  // [quads, kRows, kFine]
-  int32_t* const q_ = weights_ + kSplit / 4 * kRows * I::kFine;  // [rows / kRows, steps, kRows]
+  int32_t* const weights_ = q_fix_ + kAttendRows * key_groups_;  // [kRows, kFine, kQuads]
+  int32_t* const q_ = weights_ + kRows * I::kFine * kQuads;      // [rows, words, steps]
   float unit_[kRows];                                            // of the weights
   int32_t fix_[kRows];                                           // of sums of values
 
@@ -51,7 +54,7 @@ class CodedAttention : SplitMerger<S> {
   int groups() const { return (t_.rows + kRows - 1) / kRows; }
   Group group(int g, int64_t split) const { return Base::group_at(g * kRows, kRows, split); }
 
-  // Rounds the queries. Rows are kRows apart in every set of kRows, also in the last one.
+  // Rounds the queries.
   void load_queries() {
     for (int r = 0; r < t_.rows; ++r) {
       const int64_t row = t_.first_row + r;
@@ -62,36 +65,31 @@ class CodedAttention : SplitMerger<S> {
                  S::load_n(from + d, static_cast<int>(most(0, least(kLanes, key_dim_ - d)))));
       }
       if (int4_keys_) ops::hadamard(x, key_dim_);
-      const int set = r / kRows, at = r % kRows;
       for (int g = 0; g < key_groups_; ++g) {
-        const int64_t i = (int64_t{set} * key_groups_ + g) * kRows + at;
-        int32_t* const words = q_ + int64_t{set} * query_words_ * kRows;
+        int32_t* const words = q_ + int64_t{r} * query_words_ + g * kGroup / 4;
+        const int64_t i = (int64_t{r / kRows} * key_groups_ + g) * kRows + r % kRows;
         if (int4_keys_) {
-          round_query<I::kCoarse>(x + g * kGroup, g, at, words, q_scale_ + i, q_fix_ + i);
+          round_query<I::kCoarse>(x + g * kGroup, words, q_scale_ + i, q_fix_ + i);
         } else {
-          round_query<I::kFine>(x + g * kGroup, g, at, words, q_scale_ + i, q_fix_ + i);
+          round_query<I::kFine>(x + g * kGroup, words, q_scale_ + i, q_fix_ + i);
         }
       }
     }
   }
 
   template <int kWords>
-  void round_query(const float* x, int g, int at, int32_t* words, float* scale, int32_t* fix) {
-    F largest = S::zero();
+  void round_query(const float* x, int32_t* words, float* scale, int32_t* fix) {
+    F largest = S::zero(), bad = S::zero();
     for (int d = 0; d < kGroup; d += kLanes) largest = S::max(largest, S::abs(S::load(x + d)));
     const float top = S::reduce_max(largest), limit = int4_keys_ ? 127.0f : kTop;
     const F inverse = S::set(top > 1e-30f ? limit / top : 0.0f);
-    F bad = S::zero();  // becomes NaN if a number is not finite
-    alignas(64) float scaled[kGroup];
-    for (int d = 0; d < kGroup; d += kLanes) {
+    for (int d = 0; d < kGroup; d += kLanes) {  // becomes NaN if a number is not finite
       const F v = S::mul(S::load(x + d), inverse);
       bad = S::add(bad, S::sub(v, v));
-      S::store(scaled + d, v);
     }
-    int32_t* const to = words + (g * kGroup / 4 * kRows + at) * kWords;
     V sum = I::zero();
     for (int d = 0; d < kGroup; d += 16) {
-      I::template pack<kWords>(scaled + d, to + d / 4 * kRows * kWords, kRows * kWords, sum);
+      I::template pack<kWords>(x + d, inverse, words + d / 4, query_steps_, sum);
     }
     *fix = I::reduce_add(sum) * (int4_keys_ ? -8 : -128);
     *scale = top / limit + S::reduce_add(bad);
@@ -107,11 +105,10 @@ class CodedAttention : SplitMerger<S> {
   // Scores of a block's 16 tokens for R rows, which are set `set`.
   template <int R, bool kInt4>
   void score_block(const uint8_t* of_block, int set, float* out) {
-    constexpr int kWords = kInt4 ? I::kCoarse : I::kFine;
     const uint16_t* scales = key_scales(of_block);
     for (int v = 0; v < 16; v += kLanes) {
       const uint8_t* k = of_block + v * 4;
-      const int32_t* q = q_ + int64_t{set} * query_words_ * kRows;
+      const int32_t* q = q_ + int64_t{set} * kRows * query_words_;
       const float* q_scale = q_scale_ + int64_t{set} * key_groups_ * kRows;
       const int32_t* fix = q_fix_ + int64_t{set} * key_groups_ * kRows;
       F total[R];
@@ -126,10 +123,10 @@ class CodedAttention : SplitMerger<S> {
             const V codes = I::load(k), low = I::low(codes), high = I::high(codes);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
-              I::add(part[r], low, q + r * kWords);
-              I::add(part[r], high, q + (kRows + r) * kWords);
+              I::add(part[r], low, q + r * query_words_, query_steps_);
+              I::add(part[r], high, q + r * query_words_ + 1, query_steps_);
             }
-            q += 2 * kRows * kWords;
+            q += 2;
           }
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) sum[r] = I::total(part[r], fix[r]);
@@ -139,8 +136,10 @@ class CodedAttention : SplitMerger<S> {
           for (int i = 0; i < steps; ++i, k += 64) {
             const V codes = I::load(k);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) I::add(part[r], codes, q + r * kWords);
-            q += kRows * kWords;
+            for (int r = 0; r < R; ++r) {
+              I::add(part[r], codes, q + r * query_words_, query_steps_);
+            }
+            ++q;
           }
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) sum[r] = I::total(part[r], fix[r]);
@@ -211,34 +210,35 @@ class CodedAttention : SplitMerger<S> {
     }
   }
 
-  // Rounds row r's weights, times the scales of feature group d, to integers. A masked token, whose
-  // weight is zero, may have any scale.
+  // Rounds row r's weights, times the scales of feature group d, to integers.
   void round_weights(int r, const Group& g, int64_t split, int d) {
     const float* const p = scores_ + r * kSplit;
-    F largest = S::zero(), bad = S::zero();
+    const int64_t start = split * kSplit;
+    const int64_t first = t_.first_seen(g.first + r) - start;
+    const int64_t end = t_.last_seen(g.first + r) + 1 - start;
+    F largest = S::zero(), sum_of_all = S::zero();  // NaN if a scale is
     for (int t = g.from; t < g.to_block(); t += 16) {
       const uint16_t* const scales = value_scales(block(split, t)) + d * 16;
       for (int i = 0; i < 16; i += kLanes) {
-        const F weight = S::load(p + t + i);
-        F v = S::mul(weight, S::load_f16(scales + i));
-        v = S::if_less(S::zero(), weight, v, S::zero());
+        F v = S::mul(S::load(p + t + i), S::load_f16(scales + i));
+        // A masked token, whose weight is zero, may have any scale.
+        if (t + i < first || t + i + kLanes > end) {
+          v = S::keep_range(v, first - t - i, end - t - i, S::zero());
+        }
         largest = S::max(largest, S::abs(v));
-        bad = S::fma(v, S::zero(), bad);  // NaN if a scale is
+        sum_of_all = S::add(sum_of_all, v);
         S::store(scaled_ + t + i, v);
       }
     }
     const float top = S::reduce_max(largest);
     const F inverse = S::set(top > 1e-30f ? kTop / top : 0.0f);
     V sum = I::zero();
+    int32_t* const to = weights_ + r * I::kFine * kQuads;
     for (int t = g.from; t < g.to_block(); t += 16) {
-      for (int i = 0; i < 16; i += kLanes) {
-        S::store(scaled_ + t + i, S::mul(S::load(scaled_ + t + i), inverse));
-      }
-      int32_t* const to = weights_ + (t / 4 * kRows + r) * I::kFine;
-      I::template pack<I::kFine>(scaled_ + t, to, kRows * I::kFine, sum);
+      I::template pack<I::kFine>(scaled_ + t, inverse, to + t / 4, kQuads, sum);
     }
     fix_[r] = I::reduce_add(sum) * -8;
-    unit_[r] = top / kTop + S::reduce_add(bad);
+    unit_[r] = top / kTop + S::reduce_add(S::mul(sum_of_all, S::zero()));
   }
 
   // Adds the weighted values of feature group d to total_, or writes them to partial.
@@ -249,14 +249,14 @@ class CodedAttention : SplitMerger<S> {
       typename I::Fine low[R] = {}, high[R] = {};
       for (int t = g.from; t < g.to; t += 16) {
         const uint8_t* const v = block(split, t) + t_.values_at + d * 256 + c * 4;
-        const int32_t* const w = weights_ + t / 4 * kRows * I::kFine;
+        const int32_t* const w = weights_ + t / 4;
 #pragma GCC unroll 4
         for (int quad = 0; quad < 4; ++quad) {
           const V codes = I::load(v + quad * 64), lows = I::low(codes), highs = I::high(codes);
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r) {
-            I::add(low[r], lows, w + (quad * kRows + r) * I::kFine);
-            I::add(high[r], highs, w + (quad * kRows + r) * I::kFine);
+            I::add(low[r], lows, w + r * I::kFine * kQuads + quad, kQuads);
+            I::add(high[r], highs, w + r * I::kFine * kQuads + quad, kQuads);
           }
         }
       }
@@ -359,17 +359,12 @@ class CodedAttention : SplitMerger<S> {
     a.finish();
   }
 
-  static void attend_split(const AttentionTile& tile, int64_t split, float* partial) {
+  static void attend_splits(const AttentionTile& tile, int64_t first, float* partials,
+                            int64_t partial_floats) {
     CodedAttention a(tile);
     a.load_queries();
-    // Sets of rows that attend to nothing in the split leave their part zero.
-    const int64_t values = tile.rows * a.value_stride_;
-    for (int64_t i = 0; i < values; i += kLanes) S::store(partial + i, S::zero());
-    a.do_split(split, partial);
-    for (int r = 0; r < tile.rows; ++r) {
-      partial[values + r] = a.split_max_[r];
-      partial[values + tile.rows + r] = a.split_sum_[r];
-    }
+    a.each_partial(first, partials, partial_floats,
+                   [&](int64_t split, float* partial) { a.do_split(split, partial); });
   }
 
   // Stores one token's key and value of a head, whose block is at `head`.
@@ -404,7 +399,7 @@ class CodedAttention : SplitMerger<S> {
 // The interface of an instruction set that serves only types with 4-bit codes.
 template <class Coded>
 constexpr AttentionIsa coded_isa() {
-  AttentionIsa isa{Coded::attend, Coded::attend_split, Coded::merge, nullptr};
+  AttentionIsa isa{Coded::attend, Coded::attend_splits, Coded::merge, nullptr};
   isa.store_coded = Coded::store_head;
   isa.supports = [](const ops::KvShape& s) { return ops::has_int4(s.type); };
   return isa;
@@ -417,9 +412,11 @@ constexpr AttentionIsa both_isa() {
   isa.attend = [](const AttentionTile& tile) {
     return ops::has_int4(tile.shape.type) ? Coded::attend(tile) : Plain::attend(tile);
   };
-  isa.attend_split = [](const AttentionTile& tile, int64_t split, float* partial) {
-    return ops::has_int4(tile.shape.type) ? Coded::attend_split(tile, split, partial)
-                                          : Plain::attend_split(tile, split, partial);
+  isa.attend_splits = [](const AttentionTile& tile, int64_t first, float* partials,
+                         int64_t partial_floats) {
+    return ops::has_int4(tile.shape.type)
+               ? Coded::attend_splits(tile, first, partials, partial_floats)
+               : Plain::attend_splits(tile, first, partials, partial_floats);
   };
   isa.store_coded = Coded::store_head;
   return isa;

@@ -1,8 +1,8 @@
 // The integer operations of attention_coded.h on x86.
 //
 // A vector V holds words of four codes, unsigned bytes. Coarse and Fine are sums of codes times
-// integers of 8 and of 16 bits; pack() makes the words of these integers that add() expects: for
-// four codes kCoarse or kFine of them.
+// integers of 8 and of 16 bits. For four codes, add() takes kCoarse or kFine words of such
+// integers, which are `plane` words apart and which pack() makes.
 #pragma once
 
 #include <cstdint>
@@ -31,47 +31,48 @@ struct CodesAvx2 {
   }
   FRESHET_CODES V low(V codes) { return _mm256_and_si256(codes, _mm256_set1_epi8(15)); }
   FRESHET_CODES V high(V codes) { return low(_mm256_srli_epi16(codes, 4)); }
-  FRESHET_CODES void add(Coarse& c, V codes, const int32_t* word) {
+  FRESHET_CODES void add(Coarse& c, V codes, const int32_t* word, int /*plane*/) {
     c.pairs = _mm256_add_epi16(c.pairs, _mm256_maddubs_epi16(codes, _mm256_set1_epi32(*word)));
   }
   FRESHET_CODES V total(const Coarse& c, int32_t fix) {
     const V sum = _mm256_madd_epi16(c.pairs, _mm256_set1_epi16(1));
     return _mm256_add_epi32(sum, _mm256_set1_epi32(fix));
   }
-  FRESHET_CODES void add(Fine& f, V codes, const int32_t* words) {
+  FRESHET_CODES void add(Fine& f, V codes, const int32_t* words, int plane) {
     const V even = _mm256_and_si256(codes, _mm256_set1_epi16(255));
     const V odd = _mm256_srli_epi16(codes, 8);
     const V a = _mm256_madd_epi16(even, _mm256_set1_epi32(words[0]));
-    const V b = _mm256_madd_epi16(odd, _mm256_set1_epi32(words[1]));
+    const V b = _mm256_madd_epi16(odd, _mm256_set1_epi32(words[plane]));
     f.sum = _mm256_add_epi32(f.sum, _mm256_add_epi32(a, b));
   }
   FRESHET_CODES V total(const Fine& f, int32_t fix) {
     return _mm256_add_epi32(f.sum, _mm256_set1_epi32(fix));
   }
   FRESHET_CODES __m256 to_float(V v) { return _mm256_cvtepi32_ps(v); }
-  // Rounds 16 numbers to integers, adds these to `sum`, and writes their words, `stride` apart.
+  // Rounds 16 numbers times `factor` to integers, adds these to `sum`, and writes their words.
   template <int kWords>
-  FRESHET_CODES void pack(const float* x, int32_t* to, int stride, V& sum) {
-    const V a = _mm256_cvtps_epi32(_mm256_loadu_ps(x));
-    const V b = _mm256_cvtps_epi32(_mm256_loadu_ps(x + 8));
+  FRESHET_CODES void pack(const float* x, __m256 factor, int32_t* to, int plane, V& sum) {
+    const V a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), factor));
+    const V b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), factor));
     sum = _mm256_add_epi32(sum, _mm256_add_epi32(a, b));
-    const V words = _mm256_packs_epi32(a, b);  // quads 0, 2, 1, 3
+    const V words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);  // in order
     if constexpr (kWords == kCoarse) {
-      const V bytes = _mm256_packs_epi16(words, words);
-      to[0] = _mm256_extract_epi32(bytes, 0);
-      to[stride] = _mm256_extract_epi32(bytes, 4);
-      to[2 * stride] = _mm256_extract_epi32(bytes, 1);
-      to[3 * stride] = _mm256_extract_epi32(bytes, 5);
+      const V bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(words, words), 0xd8);
+      put(to, _mm256_castsi256_si128(bytes));
     } else {
-      const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
-      const V pairs = _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(order));
-      const __m128i first = _mm256_castsi256_si128(pairs);
-      const __m128i second = _mm256_extracti128_si256(pairs, 1);
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(to), first);
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(to + stride), second);
-      _mm_storeh_pd(reinterpret_cast<double*>(to + 2 * stride), _mm_castsi128_pd(first));
-      _mm_storeh_pd(reinterpret_cast<double*>(to + 3 * stride), _mm_castsi128_pd(second));
+      put_pairs(words, to, plane);
     }
+  }
+  // Numbers 0, 2, 4 ... of 16 in pairs, then 1, 3, 5 ...
+  FRESHET_CODES void put_pairs(__m256i words, int32_t* to, int plane) {
+    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    const V halves = _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(order));
+    const V pairs = _mm256_permute4x64_epi64(halves, 0xd8);
+    put(to, _mm256_castsi256_si128(pairs));
+    put(to + plane, _mm256_extracti128_si256(pairs, 1));
+  }
+  FRESHET_CODES void put(int32_t* to, __m128i words) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), words);
   }
   FRESHET_CODES int32_t reduce_add(V v) {
     return reduce_add(_mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
@@ -102,18 +103,18 @@ struct CodesAvx512 {
   FRESHET_CODES V load(const uint8_t* p) { return _mm512_loadu_si512(p); }
   FRESHET_CODES V low(V codes) { return _mm512_and_si512(codes, _mm512_set1_epi8(15)); }
   FRESHET_CODES V high(V codes) { return low(_mm512_srli_epi16(codes, 4)); }
-  FRESHET_CODES void add(Coarse& c, V codes, const int32_t* word) {
+  FRESHET_CODES void add(Coarse& c, V codes, const int32_t* word, int /*plane*/) {
     c.pairs = _mm512_add_epi16(c.pairs, _mm512_maddubs_epi16(codes, _mm512_set1_epi32(*word)));
   }
   FRESHET_CODES V total(const Coarse& c, int32_t fix) {
     const V sum = _mm512_madd_epi16(c.pairs, _mm512_set1_epi16(1));
     return _mm512_add_epi32(sum, _mm512_set1_epi32(fix));
   }
-  FRESHET_CODES void add(Fine& f, V codes, const int32_t* words) {
+  FRESHET_CODES void add(Fine& f, V codes, const int32_t* words, int plane) {
     const V even = _mm512_and_si512(codes, _mm512_set1_epi16(255));
     const V odd = _mm512_srli_epi16(codes, 8);
     const V a = _mm512_madd_epi16(even, _mm512_set1_epi32(words[0]));
-    const V b = _mm512_madd_epi16(odd, _mm512_set1_epi32(words[1]));
+    const V b = _mm512_madd_epi16(odd, _mm512_set1_epi32(words[plane]));
     f.sum = _mm512_add_epi32(f.sum, _mm512_add_epi32(a, b));
   }
   FRESHET_CODES V total(const Fine& f, int32_t fix) {
@@ -121,28 +122,14 @@ struct CodesAvx512 {
   }
   FRESHET_CODES __m512 to_float(V v) { return _mm512_cvtepi32_ps(v); }
   template <int kWords>
-  FRESHET_CODES void pack(const float* x, int32_t* to, int stride, V& sum) {
-    const V v = _mm512_cvtps_epi32(_mm512_loadu_ps(x));
+  FRESHET_CODES void pack(const float* x, __m512 factor, int32_t* to, int plane, V& sum) {
+    const V v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), factor));
     sum = _mm512_add_epi32(sum, v);
     if constexpr (kWords == kCoarse) {
-      put_words(_mm512_cvtepi32_epi8(v), to, stride);
+      CodesAvx2::put(to, _mm512_cvtepi32_epi8(v));
     } else {
-      const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
-      const __m256i words = _mm512_cvtepi32_epi16(v);
-      const __m256i pairs = _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(order));
-      const __m128i first = _mm256_castsi256_si128(pairs);
-      const __m128i second = _mm256_extracti128_si256(pairs, 1);
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(to), first);
-      _mm_storeh_pd(reinterpret_cast<double*>(to + stride), _mm_castsi128_pd(first));
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(to + 2 * stride), second);
-      _mm_storeh_pd(reinterpret_cast<double*>(to + 3 * stride), _mm_castsi128_pd(second));
+      CodesAvx2::put_pairs(_mm512_cvtepi32_epi16(v), to, plane);
     }
-  }
-  FRESHET_CODES void put_words(__m128i words, int32_t* to, int stride) {
-    to[0] = _mm_cvtsi128_si32(words);
-    to[stride] = _mm_extract_epi32(words, 1);
-    to[2 * stride] = _mm_extract_epi32(words, 2);
-    to[3 * stride] = _mm_extract_epi32(words, 3);
   }
   FRESHET_CODES int32_t reduce_add(V v) { return _mm512_reduce_add_epi32(v); }
   FRESHET_CODES void in_order(__m512 lows, __m512 highs, __m512 (&out)[2]) {
@@ -163,31 +150,28 @@ struct CodesAvx512Vnni : CodesAvx512 {
     V high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
   };
 
-  FRESHET_CODES void add(Coarse& c, V codes, const int32_t* word) {
+  FRESHET_CODES void add(Coarse& c, V codes, const int32_t* word, int /*plane*/) {
     c.sum = _mm512_dpbusd_epi32(c.sum, codes, _mm512_set1_epi32(*word));
   }
   FRESHET_CODES V total(const Coarse& c, int32_t fix) {
     return _mm512_add_epi32(c.sum, _mm512_set1_epi32(fix));
   }
-  FRESHET_CODES void add(Fine& f, V codes, const int32_t* words) {
+  FRESHET_CODES void add(Fine& f, V codes, const int32_t* words, int plane) {
     f.high = _mm512_dpbusd_epi32(f.high, codes, _mm512_set1_epi32(words[0]));
-    f.low = _mm512_dpbusd_epi32(f.low, codes, _mm512_set1_epi32(words[1]));
+    f.low = _mm512_dpbusd_epi32(f.low, codes, _mm512_set1_epi32(words[plane]));
   }
   FRESHET_CODES V total(const Fine& f, int32_t fix) {
     const V sum = _mm512_add_epi32(_mm512_slli_epi32(f.high, 8), f.low);
     return _mm512_add_epi32(sum, _mm512_set1_epi32(fix));
   }
   template <int kWords>
-  FRESHET_CODES void pack(const float* x, int32_t* to, int stride, V& sum) {
-    if constexpr (kWords == kCoarse) {
-      CodesAvx512::pack<kWords>(x, to, stride, sum);
-    } else {
-      const V v = _mm512_cvtps_epi32(_mm512_loadu_ps(x));
-      sum = _mm512_add_epi32(sum, v);
-      const V up = _mm512_add_epi32(v, _mm512_set1_epi32(128));
-      put_words(_mm512_cvtepi32_epi8(_mm512_srai_epi32(up, 8)), to, stride);
-      put_words(_mm512_cvtepi32_epi8(v), to + 1, stride);
-    }
+  FRESHET_CODES void pack(const float* x, __m512 factor, int32_t* to, int plane, V& sum) {
+    if constexpr (kWords == kCoarse) return CodesAvx512::pack<kWords>(x, factor, to, plane, sum);
+    const V v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), factor));
+    sum = _mm512_add_epi32(sum, v);
+    const V up = _mm512_add_epi32(v, _mm512_set1_epi32(128));
+    CodesAvx2::put(to, _mm512_cvtepi32_epi8(_mm512_srai_epi32(up, 8)));
+    CodesAvx2::put(to + plane, _mm512_cvtepi32_epi8(v));
   }
 };
 #endif

@@ -94,8 +94,9 @@ constexpr int64_t attention_partial_floats(const ops::KvShape& s, int64_t rows) 
 struct AttentionIsa {
   // Processes all splits and writes the tile's rows of `out`.
   void (*attend)(const AttentionTile& tile);
-  // Processes one split, into `partial`.
-  void (*attend_split)(const AttentionTile& tile, int64_t split, float* partial);
+  // Processes splits [first, tile.until], each into a partial; these are partial_floats apart.
+  void (*attend_splits)(const AttentionTile& tile, int64_t first, float* partials,
+                        int64_t partial_floats);
   // Merges the partials of the tile's splits, which are partial_floats apart, into `out`.
   void (*merge)(const AttentionTile& tile, const float* partials, int64_t partial_floats);
   // Rounds n values (a multiple of 8) to the cache's type. With INT8, scale i goes to scales[16 *

@@ -233,9 +233,7 @@ void run(const AttentionIsa& isa, const Matrix& out, const Matrix& q, const KvVi
     const int64_t first = i % runs * run, count = t.last_split() - t.first_split() + 1;
     t.until = t.first_split() + std::min(first + run, count) - 1;
     float* partial = partials + (i / runs * splits + first) * stride;
-    for (int64_t split = t.first_split() + first; split <= t.until; ++split, partial += stride) {
-      isa.attend_split(t, split, partial);
-    }
+    isa.attend_splits(t, t.first_split() + first, partial, stride);
   });
   pool.parallel_for(tiles.count(), [&](int64_t i, int worker) {
     isa.merge(tile_for(i, worker), partials + i * splits * stride, stride);
