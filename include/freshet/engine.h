@@ -170,9 +170,10 @@ struct EngineOptions {
   std::vector<std::string> force_kernels;
   // Directory that keeps packed weights for the next start; "": none.
   std::string weight_cache_dir;
-  std::string kv_cache_dtype = "auto";  // auto, f32, f16, bf16, fp8, int8
-  int max_model_len = 0;                // 0: the model's limit, as far as memory allows
-  size_t kv_cache_memory = 0;           // bytes; 0: from the memory plan
+  std::string kv_cache_dtype = "auto";    // auto, f32, f16, bf16, fp8, int8, int4, k8v4
+  std::vector<int> kv_cache_skip_layers;  // layers that keep what auto means
+  int max_model_len = 0;                  // 0: the model's limit, as far as memory allows
+  size_t kv_cache_memory = 0;             // bytes; 0: from the memory plan
   // Maximum sequences per step, and the token budget of a step (chunked prefill). 0: 256 and 2,048
   // (512 with up to 4 threads); on a GPU 1,024 and 8,192 if the workspace of such steps takes at
   // most an eighth of the memory that the weights leave free.

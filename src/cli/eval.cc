@@ -295,6 +295,7 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
   perplexity->callback(
       [p, &context, &action] { action = [p, &context] { return eval_perplexity(*p, context); }; });
   add_eval_compare(*c, context, action);
+  add_eval_kv(*c, context, action);
   add_eval_quant(*c, context, action);
   add_eval_tasks(*c, context, action);
   add_eval_speculation(*c, context, action);

@@ -154,10 +154,12 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
 Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
                                const ModelSpec& spec, const speculative::Config* speculation,
                                runtime::Compute& compute) {
-  const bool whole = reads_both_ways(spec);
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(options.kv_cache_dtype, whole));
+  FRESHET_ASSIGN_OR_RETURN(
+      const KvTypes types,
+      runtime::kv_types(compute, options.kv_cache_dtype, options.kv_cache_skip_layers, spec));
+  const ops::KvType type = types.type;
   PlanRequest r;
-  r.one_step = whole;
+  r.one_step = reads_both_ways(spec);
   speculative::DrafterCost drafter;
   if (speculation != nullptr) {
     const auto cost = speculative::find_method(speculation->method)->cost;
@@ -175,7 +177,7 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   }
   r.vocab_size = spec.generates ? spec.vocab_size : 0;
   r.hidden_size = spec.hidden_size;
-  r.kv = kv_cache_spec(spec, type);
+  r.kv = kv_cache_spec(spec, types);
   r.available = engine::available_memory();
   FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
   if (const ops::Device* device = compute.device()) {
@@ -272,7 +274,7 @@ CacheInfo describe_cache(const EngineOptions& o, const MemoryPlan& plan) {
   info.blocks = plan.blocks.empty() ? 0 : plan.blocks[told];
   info.tokens = info.blocks * ops::kBlockTokens;
   info.bytes = plan.kv_bytes();
-  info.type = plan.kv_type;
+  info.type = plan.kv_types.empty() ? "" : plan.kv_types[told];
   info.prefix_caching = o.enable_prefix_caching;
   info.timed = o.kv_cache_metrics_sample > 0.0;
   info.gpu_memory_utilization = o.gpu_memory_utilization;
@@ -321,14 +323,16 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
   const runtime::LoadOptions loading = load_options(options);
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(loading));
-  const bool whole = reads_both_ways(spec);
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute->kv_type(options.kv_cache_dtype, whole));
+  FRESHET_ASSIGN_OR_RETURN(
+      const KvTypes types,
+      runtime::kv_types(*compute, options.kv_cache_dtype, options.kv_cache_skip_layers, spec));
   FRESHET_ASSIGN_OR_RETURN(impl->speculation, read_speculation(options, spec));
   const speculative::Config* const speculation = impl->speculation ? &*impl->speculation : nullptr;
   FRESHET_ASSIGN_OR_RETURN(impl->plan,
                            plan_memory(options, checkpoint, spec, speculation, *compute));
   const MemoryPlan& plan = impl->plan;
-  FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan, whole));
+  FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l,
+                           loop_options(options, plan, reads_both_ways(spec)));
   if (spec.encoder != nullptr) {
     // Keys and values of the decoder's tokens depend on what the encoder has read.
     l.share_prefixes = false;
@@ -341,11 +345,11 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(impl->loaded, runtime::LoadedModel::load(compute, checkpoint, loading));
   if (speculation != nullptr) {
     progress("loading the drafter", 0.0);
-    FRESHET_ASSIGN_OR_RETURN(
-        impl->drafter, speculative::find_method(speculation->method)
-                           ->make({*speculation, loading, checkpoint, *impl->loaded, compute, type,
-                                   plan.max_model_len, plan.max_num_seqs,
-                                   plan.max_num_batched_tokens, plan.cache_tokens()}));
+    FRESHET_ASSIGN_OR_RETURN(impl->drafter,
+                             speculative::find_method(speculation->method)
+                                 ->make({*speculation, loading, checkpoint, *impl->loaded, compute,
+                                         types.type, plan.max_model_len, plan.max_num_seqs,
+                                         plan.max_num_batched_tokens, plan.cache_tokens()}));
     FRESHET_RETURN_IF_ERROR(impl->loaded->model().capture(impl->drafter->needs().boundaries));
     l.drafter = impl->drafter.get();
     l.max_drafts = speculation->limit();
@@ -355,7 +359,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   }
   FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
       {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));
-  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(type, plan.blocks));
+  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(types, plan.blocks));
   if (speculation != nullptr) {
     progress("measuring the model's steps", 0.0);
     FRESHET_ASSIGN_OR_RETURN(impl->lengths, make_lengths(*speculation, plan, *impl->loaded, cache));

@@ -124,7 +124,7 @@ int shorter_steps(PlanRequest r, MemoryPlan plan, size_t room, size_t least) {
 std::string advice(const PlanRequest& r, const MemoryPlan& plan, size_t room, int length,
                    std::vector<std::string> ways) {
   const ops::KvType type = r.kv.layers.empty() ? ops::KvType::kFP8 : r.kv.layers.front().type;
-  const bool one_byte = ops::element_bytes(type) == 1;
+  const bool one_byte = ops::info(type).key.bits <= 8;
   const size_t needs = bytes_of(r, blocks_for(r, 0, length, plan.max_num_batched_tokens));
   if (!one_byte && needs / 2 <= room) {
     ways.emplace_back(type == ops::KvType::kF32 ? "--kv-cache-dtype f16" : "--kv-cache-dtype fp8");
@@ -160,7 +160,7 @@ std::string MemoryPlan::describe() const {
     const std::string reach =
         windows[g] == 0 ? "full attention" : fmt::format("window of {}", windows[g]);
     text += fmt::format("\n  cache      {:>9}  {}, {} blocks of {} tokens, {}", format_bytes(kv[g]),
-                        kv_type, blocks[g], kBlockTokens, reach);
+                        kv_types[g], blocks[g], kBlockTokens, reach);
   }
   text += fmt::format("\n  workspace  {:>9}  steps of {} tokens", format_bytes(workspace),
                       max_num_batched_tokens);
@@ -188,8 +188,10 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   plan.drafter = r.drafter_weights;
   plan.fixed = kFixed;
   plan.available = r.available;
-  plan.kv_type = r.kv.layers.empty() ? "" : std::string(ops::name_of(r.kv.layers.front().type));
-  for (const KvGroup& group : r.kv.groups) plan.windows.push_back(group.window);
+  for (size_t g = 0; g < r.kv.groups.size(); ++g) {
+    plan.kv_types.push_back(r.kv.type_names(static_cast<int>(g)));
+    plan.windows.push_back(r.kv.groups[g].window);
+  }
   plan.max_model_len = r.max_model_len > 0 ? r.max_model_len : model_context;
   size_step(r, plan);
 
@@ -274,8 +276,10 @@ Result<MemoryPlan> plan_whole(PlanRequest r) {
     plan.weights = r.weights;
     plan.fixed = kFixed;
     plan.available = r.available;
-    plan.kv_type = r.kv.layers.empty() ? "" : std::string(ops::name_of(r.kv.layers.front().type));
-    for (const KvGroup& group : r.kv.groups) plan.windows.push_back(group.window);
+    for (size_t g = 0; g < r.kv.groups.size(); ++g) {
+      plan.windows.push_back(r.kv.groups[g].window);
+      plan.kv_types.push_back(r.kv.type_names(static_cast<int>(g)));
+    }
     plan.max_model_len = r.max_model_len;
     size_step(step, plan);
     plan.blocks = blocks_of_step(r, plan);

@@ -53,10 +53,10 @@ struct MemoryPlan {
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
   int max_logit_rows = 0;
-  std::vector<int32_t> blocks;  // [groups]
-  std::vector<size_t> kv;       // bytes, [groups]
-  std::vector<int> windows;     // [groups]
-  std::string kv_type;
+  std::vector<int32_t> blocks;        // [groups]
+  std::vector<size_t> kv;             // bytes, [groups]
+  std::vector<int> windows;           // [groups]
+  std::vector<std::string> kv_types;  // [groups]
   size_t weights = 0;
   size_t workspace = 0;
   size_t logits = 0;   // and states, for embeddings

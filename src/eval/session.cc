@@ -14,17 +14,23 @@ Result<ModelSpec> Session::read_spec(const std::string& model) {
 
 Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
   std::unique_ptr<Session> s(new Session(options));
-  s->compute_ = options.compute;
+  s->loaded_ = options.loaded;
+  s->compute_ = s->loaded_ != nullptr ? s->loaded_->shared_compute() : options.compute;
   if (s->compute_ == nullptr) {
     FRESHET_ASSIGN_OR_RETURN(s->compute_, runtime::Compute::open(options));
   }
-  FRESHET_ASSIGN_OR_RETURN(s->loaded_, runtime::LoadedModel::load(s->compute_, options));
+  // A wrong name is said before anything is loaded.
+  FRESHET_RETURN_IF_ERROR(s->compute_->kv_type(options.kv_cache_dtype).status());
+  if (s->loaded_ == nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(s->loaded_, runtime::LoadedModel::load(s->compute_, options));
+  }
   if (!s->model().spec().generates && !options.states) {
     return invalid_argument(
         "{} gives no probabilities of tokens: this needs a model that writes text", options.model);
   }
-  const bool scratch = reads_both_ways(s->model().spec());
-  FRESHET_ASSIGN_OR_RETURN(s->kv_type_, s->compute_->kv_type(options.kv_cache_dtype, scratch));
+  FRESHET_ASSIGN_OR_RETURN(s->kv_types_,
+                           runtime::kv_types(*s->compute_, options.kv_cache_dtype,
+                                             options.kv_cache_skip_layers, s->model().spec()));
   FRESHET_RETURN_IF_ERROR(s->make_cache());
   FRESHET_RETURN_IF_ERROR(
       s->loaded_->reserve({options.batch, options.logit_rows, options.context}));
@@ -33,7 +39,7 @@ Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
 }
 
 Status Session::make_cache() {
-  const KvCacheSpec spec = kv_cache_spec(model().spec(), kv_type_);
+  const KvCacheSpec spec = kv_cache_spec(model().spec(), kv_types_);
   std::vector<int32_t> pools;
   group_blocks_.clear();
   for (const KvGroup& group : spec.groups) {
@@ -43,7 +49,7 @@ Status Session::make_cache() {
     if (all > INT32_MAX) return resource_exhausted("{} blocks of cache are too many", all);
     pools.push_back(static_cast<int32_t>(all));
   }
-  FRESHET_ASSIGN_OR_RETURN(cache_, loaded_->make_cache(kv_type_, pools));
+  FRESHET_ASSIGN_OR_RETURN(cache_, loaded_->make_cache(kv_types_, pools));
   length_.assign(static_cast<size_t>(options_.sequences), 0);
   encoded_.assign(static_cast<size_t>(options_.sequences), 0);
   batch_.tables.resize(spec.groups.size());

@@ -20,8 +20,12 @@ struct SessionOptions : runtime::LoadOptions {
   // Of another session, which takes turns with this one; nullptr: its own. Then the options of
   // runtime::ComputeOptions do not count.
   std::shared_ptr<runtime::Compute> compute;
-  std::string kv_cache_dtype = "auto";  // f32 in the reference path, f16 otherwise
   bool states = false;                  // run_states() is wanted, of models without logits, too
+  // Of another session, which takes turns with this one: only caches differ. nullptr: its own.
+  // Then `compute` and the options of runtime::LoadOptions do not count.
+  std::shared_ptr<runtime::LoadedModel> loaded;
+  std::string kv_cache_dtype = "auto";    // f32 in the reference path, f16 otherwise
+  std::vector<int> kv_cache_skip_layers;  // that keep what auto means
   int sequences = 1;
   int64_t context = 0;     // tokens a sequence may grow to
   int64_t batch = 512;     // most tokens of a run()
@@ -41,9 +45,10 @@ class Session {
   ThreadPool& pool() const { return loaded_->compute().pool(); }  // idle outside run()
   // For further sessions on the same threads and device (SessionOptions::compute).
   std::shared_ptr<runtime::Compute> compute() const { return compute_; }
+  std::shared_ptr<runtime::LoadedModel> loaded() const { return loaded_; }
   const SessionOptions& options() const { return options_; }
   size_t weight_bytes() const { return loaded_->weight_bytes(); }
-  ops::KvType kv_type() const { return kv_type_; }
+  const KvTypes& kv_types() const { return kv_types_; }
 
   // Tokens that follow what the sequence holds.
   struct Piece {
@@ -74,9 +79,9 @@ class Session {
 
   SessionOptions options_;
   std::shared_ptr<runtime::Compute> compute_;
-  std::unique_ptr<runtime::LoadedModel> loaded_;
+  std::shared_ptr<runtime::LoadedModel> loaded_;
   KvStorage cache_;
-  ops::KvType kv_type_ = ops::KvType::kF16;
+  KvTypes kv_types_;
   std::vector<int64_t> length_;        // [sequences]
   std::vector<int32_t> encoded_;       // [sequences] positions of the encoder's output
   std::vector<int64_t> group_blocks_;  // of a sequence, in each group

@@ -6,10 +6,11 @@
 
 namespace freshet {
 
-KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type) {
+KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types) {
   KvCacheSpec cache;
-  for (const LayerSpec& layer : spec.layers) {
-    for (const BranchSpec& branch : layer.branches) {
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const ops::KvType type = types.of(static_cast<int>(i));
+    for (const BranchSpec& branch : spec.layers[i].branches) {
       const BranchKind& kind = kind_of(branch);
       if (kind.cache == nullptr) continue;
       const BranchCache stored = kind.cache(branch, type);

@@ -252,7 +252,7 @@ struct ModelSpec {
 // One layer of cache for each branch that stores keys and values, in the order of the branches.
 // Cache layers with the same window, chunk and direction share a group; groups are in the order of
 // their first layers.
-KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type);
+KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types);
 
 // Whether tokens see those behind them: then a sequence is computed in one step, whole.
 bool reads_both_ways(const ModelSpec& spec);

@@ -95,7 +95,7 @@ TEST(Config, PublishedOnesReadAsTransformersReadsThem) {
     expect_facts(*spec, want);
     ++supported;
   }
-  EXPECT_EQ(supported, 105);
+  EXPECT_EQ(supported, 106);
 }
 
 TEST(Config, DefaultsFillWhatIsLeftOut) {

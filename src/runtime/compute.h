@@ -22,6 +22,8 @@ struct ComputeOptions {
   std::string cpu_isa;                     // highest instruction set to use; "": any
   bool reference = false;                  // plain F32, without tuned kernels
   std::vector<std::string> force_kernels;  // as in ops::OpsOptions
+  // Kernels to use instead of the processor's, in memory that stays; nullptr: its own.
+  const ops::KernelTable* kernels = nullptr;
 };
 
 class Compute {

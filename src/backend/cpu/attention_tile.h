@@ -240,6 +240,9 @@ class TileAttention : SplitMerger<S> {
         return do_split<E4M3Bits>(split, partial);
       case ops::KvType::kInt8:
         return do_split<Int8>(split, partial);
+      case ops::KvType::kInt4:
+      case ops::KvType::kK8V4:
+        break;  // attention_coded.h
     }
   }
 
@@ -252,21 +255,16 @@ class TileAttention : SplitMerger<S> {
     a.finish();
   }
 
-  static void attend_split(const AttentionTile& tile, int64_t split, float* partial) {
+  static void attend_splits(const AttentionTile& tile, int64_t first, float* partials,
+                            int64_t partial_floats) {
     TileAttention a(tile);
     a.load_queries();
-    // Groups whose rows attend to nothing in the split leave their part zero.
-    const int64_t values = tile.rows * a.value_stride_;
-    for (int64_t i = 0; i < values; i += kLanes) S::store(partial + i, S::zero());
-    a.do_split(split, partial);
-    for (int r = 0; r < tile.rows; ++r) {
-      partial[values + r] = a.split_max_[r];
-      partial[values + tile.rows + r] = a.split_sum_[r];
-    }
+    a.each_partial(first, partials, partial_floats,
+                   [&](int64_t split, float* partial) { a.do_split(split, partial); });
   }
 
   static constexpr AttentionIsa isa() {
-    return {attend, attend_split, Base::merge, convert_to_cache};
+    return {attend, attend_splits, Base::merge, convert_to_cache};
   }
 };
 
