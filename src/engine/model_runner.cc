@@ -56,6 +56,7 @@ void ModelRunner::clear(Turn& turn, const Step& step) {
   b.query_start.assign(1, 0);
   b.context_len.clear();
   b.logit_rows.clear();
+  b.state_saves.clear();
   turn.order.clear();
   for (const bool single : {true, false}) {
     for (size_t i = 0; i < step.items.size(); ++i) {
@@ -79,6 +80,13 @@ void ModelRunner::add(Turn& turn, size_t item, const StepItem& part, const Seque
     b.token_ids.push_back(expected ? 0 : id);
     if (overlaps()) b.ids_from.push_back(expected ? row_before_.at(s.id) : -1);
     b.positions.push_back(p);
+  }
+  const std::vector<kv_cache::SavedState>& saves = s.blocks_of(part).saves;
+  if (!saves.empty()) b.state_saves.resize(b.token_ids.size(), -1);
+  for (const kv_cache::SavedState& saved : saves) {
+    const int32_t token =
+        static_cast<int32_t>(turn.first_token[item]) + saved.tokens - 1 - part.first;
+    b.state_saves[static_cast<size_t>(token)] = saved.slot;
   }
   const auto tokens = static_cast<int32_t>(b.token_ids.size());
   b.query_start.push_back(tokens);
@@ -152,6 +160,7 @@ void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler,
   clear(turn, step);
   for (const size_t item : turn.order)
     add(turn, item, step.items[item], scheduler.sequence(step.items[item].sequence));
+  if (!b.state_saves.empty()) b.state_saves.resize(b.token_ids.size(), -1);
   describe_rows(turn, step, describe);
   fill_tables(turn, step, scheduler);
   FRESHET_CHECK(std::ssize(b.logit_rows) * vocab_ * 4 <= static_cast<int64_t>(logits_.size()),

@@ -40,7 +40,8 @@ Result<std::unique_ptr<StepLoop>> StepLoop::start(const StepLoopOptions& options
                                                   ThreadPool& pool, Memory* host_memory) {
   kv_cache::BlockCache::Options cache_options;
   for (size_t g = 0; g < options.blocks.size(); ++g) {
-    cache_options.groups.push_back({cache.spec().groups[g].window, options.blocks[g]});
+    const KvGroup& group = cache.spec().groups[g];
+    cache_options.groups.push_back({group.window, options.blocks[g], group.kind});
   }
   cache_options.share_prefixes = options.share_prefixes;
   cache_options.hash_seed = options.seed;

@@ -28,15 +28,15 @@ Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
 }
 
 Status Session::make_cache() {
-  const size_t groups = kv_cache_spec(model().spec(), kv_type_).groups.size();
+  const KvCacheSpec spec = kv_cache_spec(model().spec(), kv_type_);
   blocks_ = (options_.context + ops::kBlockTokens - 1) / ops::kBlockTokens;
   const int64_t all = blocks_ * options_.sequences;
   if (all > INT32_MAX) return resource_exhausted("{} blocks of cache are too many", all);
-  FRESHET_ASSIGN_OR_RETURN(
-      cache_,
-      loaded_->make_cache(kv_type_, std::vector<int32_t>(groups, static_cast<int32_t>(all))));
+  FRESHET_ASSIGN_OR_RETURN(cache_,
+                           loaded_->make_cache(kv_type_, spec.pools(options_.sequences, all)));
   length_.assign(static_cast<size_t>(options_.sequences), 0);
-  batch_.tables.resize(groups);
+  state_group_ = spec.state_group();
+  batch_.tables.resize(spec.groups.size());
   return {};
 }
 
@@ -69,6 +69,11 @@ std::span<float> Session::run(std::span<const Piece> pieces) {
     batch_.query_start.push_back(first + count);
     batch_.context_len.push_back(static_cast<int32_t>(length));
     for (BlockTables& t : batch_.tables) {
+      if (&t - batch_.tables.data() == state_group_) {
+        t.stride = 1;
+        t.ids.push_back(piece.sequence);
+        continue;
+      }
       for (int64_t b = 0; b < blocks_; ++b)
         t.ids.push_back(static_cast<int32_t>(piece.sequence * blocks_ + b));
     }

@@ -55,6 +55,8 @@ class Session {
   std::span<float> run(std::span<const Piece> pieces);
   void reset(int sequence) { length_[static_cast<size_t>(sequence)] = 0; }
   int64_t length(int sequence) const { return length_[static_cast<size_t>(sequence)]; }
+  // Whether set_length() can take a sequence back to a prefix of what it has run.
+  bool rewinds() const { return state_group_ < 0; }
   // Pretends that the sequence holds `tokens` tokens; their keys and values are arbitrary.
   void set_length(int sequence, int64_t tokens);
 
@@ -66,6 +68,7 @@ class Session {
   std::shared_ptr<runtime::Compute> compute_;
   std::unique_ptr<runtime::LoadedModel> loaded_;
   KvStorage cache_;
+  int state_group_ = -1;
   ops::KvType kv_type_ = ops::KvType::kF16;
   int64_t blocks_ = 0;           // of a sequence, in each group
   std::vector<int64_t> length_;  // [sequences]

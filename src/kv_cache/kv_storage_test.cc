@@ -14,7 +14,7 @@ KvCacheSpec spec_of_three() {
     shape.kv_heads = 2;
     shape.key_dim = 8 * (i + 1);
     shape.value_dim = 8;
-    spec.layers.push_back(shape);
+    spec.layers.push_back({shape});
   }
   spec.groups = {{0, {0, 2}}, {64, {1}}};
   return spec;

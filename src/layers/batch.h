@@ -3,7 +3,8 @@
 // Prefill, chunked prefill, decode and verification are all this. Token t of the flattened batch
 // has an id and a position; sequence s owns tokens [query_start[s], query_start[s + 1]), which are
 // the last of its context_len[s] tokens. Branches with the same attention window share a block
-// table: a model has cache groups (kv_cache/kv_storage.h), and tables[g] belongs to group g.
+// table: a model has cache groups (kv_cache/kv_storage.h), and tables[g] belongs to group g. In a
+// group of states the first entry of a sequence is the slot of its state.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "base/status.h"
 #include "ops/attention.h"
 #include "ops/sample.h"
+#include "ops/state.h"
 
 namespace freshet {
 
@@ -32,8 +34,10 @@ struct ForwardBatch {
   std::vector<int32_t> query_start;  // [sequences + 1]
   std::vector<int32_t> context_len;  // [sequences], this step's tokens included
   std::vector<BlockTables> tables;   // [groups]
-  std::vector<int32_t> logit_rows;   // tokens whose logits are wanted, ascending
-  std::vector<uint8_t> best_only;  // empty, or [logit_rows]; 1: only the argmax of the row is used
+  // Empty, or [tokens]: the slot that keeps a copy of the states behind this token (ops/state.h).
+  std::vector<int32_t> state_saves;
+  std::vector<int32_t> logit_rows;  // tokens whose logits are wanted, ascending
+  std::vector<uint8_t> best_only;   // empty, or [logit_rows]; 1: only the argmax of the row is used
   // Empty, or the sampling descriptors of ops/sample.h: how to sample from each row of logits.
   std::vector<int32_t> samples;
   // For draft heads (FeatureSpec): [tokens, features], the target's features of each token, or
@@ -51,6 +55,10 @@ struct ForwardBatch {
   ops::AttentionBatch attention(int group) const {
     const BlockTables& t = tables[static_cast<size_t>(group)];
     return {query_start, context_len, t.ids.data(), t.stride};
+  }
+  ops::StateBatch states(int group) const {
+    const BlockTables& t = tables[static_cast<size_t>(group)];
+    return {query_start, context_len, t.ids.data(), t.stride, state_saves};
   }
 };
 

@@ -28,5 +28,17 @@ Architecture glm4();
 Architecture deepseek_v2();
 Architecture deepseek_v3();
 Architecture gpt_oss();
+Architecture lfm2();
+Architecture lfm2_moe();
+Architecture mamba();
+Architecture falcon_mamba();
+Architecture mamba2();
+Architecture qwen3_next();
+Architecture falcon_h1();
+Architecture granitemoehybrid();
+Architecture bamba();
+Architecture jamba();
+Architecture nemotron_h();
+Architecture minimax();
 
 }  // namespace freshet::models

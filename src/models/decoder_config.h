@@ -39,6 +39,11 @@ ModelSpec decoder_spec(Config& config, std::string_view name, const DecoderDefau
 void set_windows(Config& config, ModelSpec& spec, int window,
                  const std::function<bool(int)>& sliding);
 
+// Which layers attend, in models whose other layers keep states: by `layer_types`, whose entries
+// must be in one of the lists. All of them attend if the key is absent.
+std::vector<bool> attention_layers(Config& config, const ModelSpec& spec, Keys attention,
+                                   Keys states);
+
 // Replaces the MLP of the layers for which `sparse(layer)` holds by experts.
 void set_experts(ModelSpec& spec, const MoeSpec& moe, const std::function<bool(int)>& sparse);
 

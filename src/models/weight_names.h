@@ -43,6 +43,20 @@ enum class Role {
   kKvUp,
   kKeyUpTransposed,
   kValueUp,
+  // Layers with states
+  kStateIn,
+  kStateGates,
+  kStateConv,
+  kStateX,
+  kStateDt,
+  kStateDtBias,
+  kStateA,  // the logarithm of what it is in GGUF files, with the other sign
+  kStateD,
+  kStateNorm,
+  kStateDtNorm,
+  kStateBNorm,
+  kStateCNorm,
+  kStateOut,
   // MLP
   kGate,
   kUp,
@@ -61,6 +75,7 @@ enum class Role {
   kSharedGate,
   kSharedUp,
   kSharedDown,
+  kSharedGateUp,
   kSharedScale,
   // Draft heads
   kFeatures,

@@ -82,7 +82,9 @@ Result<Buffer> LoadedModel::make_logits(int64_t rows) const {
 Status check_cache(const Compute& compute, const KvCacheSpec& cache) {
   const ops::Device* const device = compute.device();
   if (device == nullptr) return {};
-  for (const ops::KvShape& shape : cache.layers) FRESHET_RETURN_IF_ERROR(device->supports(shape));
+  for (const KvLayer& layer : cache.layers) {
+    if (layer.state_bytes == 0) FRESHET_RETURN_IF_ERROR(device->supports(layer.shape));
+  }
   return {};
 }
 
