@@ -96,10 +96,7 @@ std::vector<std::pair<std::string, std::vector<int>>> layer_kinds(const ModelSpe
 }
 
 size_t kv_bytes_per_token(const ModelSpec& spec, const KvTypes& types) {
-  size_t bytes = 0;
-  for (const ops::KvShape& s : kv_cache_spec(spec, types).layers)
-    bytes += s.block_bytes() / ops::kBlockTokens;
-  return bytes;
+  return kv_cache_spec(spec, types).bytes_per_token();
 }
 
 int64_t numbers_of(const Checkpoint& checkpoint) {
@@ -187,6 +184,8 @@ void print_text(const Options& o, const Checkpoint& c, const ModelSpec& spec,
             spec.max_context, spec.tied_embeddings ? ", tied embeddings" : "");
   out.print("cache         {} per token in {}\n",
             format_bytes(kv_bytes_per_token(spec, o.kv_types)), o.kv_types.describe());
+  if (const size_t state = kv_cache_spec(spec, o.kv_types).state_bytes(); state > 0)
+    out.print("state         {} per sequence\n", format_bytes(state));
   out.print("layers        {}\n", spec.layers.size());
   for (const auto& [text, layers] : layer_kinds(spec))
     out.print("  {:11} {}\n", ranges(layers), text);
@@ -260,6 +259,7 @@ json::Value to_json(const Options& o, const Checkpoint& c, const ModelSpec& spec
   j["kv_bytes_per_token_f16"] = kv_bytes_per_token(spec, ops::KvType::kF16);
   j["kv_cache_dtype"] = ops::name_of(o.kv_types.type);
   j["kv_bytes_per_token"] = kv_bytes_per_token(spec, o.kv_types);
+  j["state_bytes_per_sequence"] = kv_cache_spec(spec, o.kv_types).state_bytes();
   json::Array layers, formats, tensors, kernels;
   for (const LayerSpec& layer : spec.layers) layers.emplace_back(layer_json(layer));
   for (const auto& [name, f] : formats_of(c)) {

@@ -178,6 +178,14 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   r.vocab_size = spec.generates ? spec.vocab_size : 0;
   r.hidden_size = spec.hidden_size;
   r.kv = kv_cache_spec(spec, types);
+  r.checkpoint_share = options.enable_prefix_caching ? options.state_checkpoint_share : 0.0;
+  if (speculation != nullptr) r.state_slots = 1 + speculation->limit();
+  if (speculation != nullptr && speculation->tree.wanted() && r.kv.state_group() >= 0) {
+    return unsupported(
+        "draft trees need a model without states: {} has state-space or "
+        "linear-attention layers; ask for a chain of drafts",
+        spec.architecture);
+  }
   r.available = engine::available_memory();
   FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
   if (const ops::Device* device = compute.device()) {
@@ -235,6 +243,16 @@ Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const Memor
                                                     o.preferred_batch_sizes.end());
   l.scheduler.batching.instances = o.instances;
   FRESHET_RETURN_IF_ERROR(scheduler::make_batching_policy(l.scheduler.batching).status());
+  if (o.state_checkpoint_interval < ops::kBlockTokens) {
+    return invalid_argument("state_checkpoint_interval is {}: must be {} or more",
+                            o.state_checkpoint_interval, ops::kBlockTokens);
+  }
+  if (!(o.state_checkpoint_share >= 0.0 && o.state_checkpoint_share <= 0.9)) {
+    return invalid_argument("state_checkpoint_share is {}: must be between 0 and 0.9",
+                            o.state_checkpoint_share);
+  }
+  l.scheduler.checkpoint_interval = o.state_checkpoint_interval;
+  l.scheduler.kept_checkpoints = plan.checkpoints;
   l.blocks = plan.blocks;
   l.share_prefixes = o.enable_prefix_caching && !whole;
   l.timed_share = o.kv_cache_metrics_sample;
@@ -267,9 +285,10 @@ CacheInfo describe_cache(const EngineOptions& o, const MemoryPlan& plan) {
   info.block_tokens = ops::kBlockTokens;
   // Groups with a window hold fewer blocks per sequence, so they say little about capacity.
   size_t told = 0;
-  for (size_t g = 0; g < plan.windows.size(); ++g) {
-    info.sliding_window = std::max(info.sliding_window, plan.windows[g]);
-    if (plan.windows[g] == 0) told = g;
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    if (plan.groups[g].kind != KvKind::kTokens) continue;
+    info.sliding_window = std::max(info.sliding_window, plan.groups[g].window);
+    if (plan.groups[g].window == 0) told = g;
   }
   info.blocks = plan.blocks.empty() ? 0 : plan.blocks[told];
   info.tokens = info.blocks * ops::kBlockTokens;

@@ -116,7 +116,7 @@ Status PartRunner::run(Model& part, bool reads_ids, InputCollector* collector, b
   const KvCacheSpec spec = kv_cache_spec(part.spec(), ops::KvType::kF32);
   int64_t blocks = 0;
   for (const Step& s : steps_) blocks = std::max(blocks, s.blocks);
-  const std::vector<int32_t> counts(spec.groups.size(), static_cast<int32_t>(blocks));
+  const std::vector<int32_t> counts = spec.pools(blocks, blocks);  // no more sequences than blocks
   FRESHET_ASSIGN_OR_RETURN(const KvStorage cache,
                            KvStorage::allocate(spec, counts, compute_->ops().memory()));
   for (const Step& s : steps_) {
