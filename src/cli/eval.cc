@@ -159,8 +159,8 @@ Status eval_logits(const Options& o, Context& context) {
     }
     FRESHET_RETURN_IF_ERROR(
         eval::each_logits(*session, input.ids, [&](int64_t, std::span<const float> row) -> Status {
-          FRESHET_RETURN_IF_ERROR(advance(1));
-          return writer.write(row);
+          const Status advanced = advance(1);
+          return advanced.ok() ? writer.write(row) : advanced;
         }));
   }
   progress.clear();
