@@ -53,6 +53,10 @@ std::vector<std::string> models() {
   for (const char* one_byte : {"llama+int8", "gpt-oss+int8", "deepseek-v3+int8", "gemma2+fp8"}) {
     found.push_back(golden + "/" + one_byte);
   }
+  // Attention in chunks and everywhere; experts chosen one by one.
+  for (const char* seeded : {"llama4-text", "phimoe"}) {
+    found.push_back(FRESHET_UNPACKED_DATA "/seeded/" + std::string(seeded));
+  }
   return found;
 }
 
