@@ -13,6 +13,7 @@
 #include "layers/branch_kinds.h"
 #include "layers/model.h"
 #include "loader/checkpoint.h"
+#include "models/nearest.h"
 #include "models/quantization_config.h"
 #include "models/registry.h"
 #include "runtime/loaded_model.h"
@@ -338,6 +339,17 @@ void print_architectures(const Options& o, Output& out) {
   for (const std::string& name : names) out.write(name + "\n");
 }
 
+// The error for an unknown architecture says which known one is nearest.
+Result<ModelSpec> spec_or_nearest(const Checkpoint& checkpoint) {
+  Result<ModelSpec> spec = read_spec(checkpoint);
+  if (spec.ok() || spec.status().code() != StatusCode::kUnsupported) return spec;
+  FRESHET_ASSIGN_OR_RETURN(const json::Value config, models::config_of(checkpoint));
+  if (models::find_architecture(config).ok()) return spec;
+  const std::string nearest = models::nearest_architecture(checkpoint);
+  if (nearest.empty()) return spec;
+  return unsupported("{}; {}", spec.status().message(), nearest);
+}
+
 Status inspect(Options o, Output& out) {
   if (o.architectures) {
     print_architectures(o, out);
@@ -352,7 +364,7 @@ Status inspect(Options o, Output& out) {
     out.write(json::write(metadata_json(checkpoint), {.indent = 2}) + "\n");
     return {};
   }
-  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, spec_or_nearest(checkpoint));
   FRESHET_RETURN_IF_ERROR(models::check_weights_present(checkpoint).with_context(o.model));
   FRESHET_ASSIGN_OR_RETURN(o.kv_types, runtime::kv_types(o.kv_types.type, ops::KvType::kF16,
                                                          o.run.kv_cache_skip_layers, spec));

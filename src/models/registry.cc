@@ -156,10 +156,14 @@ Result<ModelSpec> read_settled(const loader::Checkpoint& checkpoint, const json:
   return spec;
 }
 
+}  // namespace
+
 Result<json::Value> config_of(const loader::Checkpoint& checkpoint) {
   if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf) return gguf_config(checkpoint);
   return text_config(checkpoint.config());
 }
+
+namespace {
 
 // A model that is being loaded.
 struct Loading {
