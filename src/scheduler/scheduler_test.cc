@@ -455,7 +455,8 @@ TEST(BatchingPolicy, RefusesNonsense) {
 TEST(Scheduler, VisitorsOfASharedBeginningFindCheckpoints) {
   constexpr int32_t kInterval = 64, kShared = 300, kPrompt = 340;
   for (const int32_t budget : {32, 100, 512}) {
-    BlockCache cache({.groups = {{.blocks = 200}, {.blocks = 40, .kind = KvKind::kState}}});
+    kv_cache::BlockCache cache(
+        {.groups = {{.blocks = 200}, {.blocks = 40, .kind = KvKind::kState}}});
     SchedulerOptions options;
     options.max_num_batched_tokens = budget;
     options.max_model_len = 400;
@@ -490,7 +491,7 @@ TEST(Scheduler, VisitorsOfASharedBeginningFindCheckpoints) {
 
 // A conversation goes on where its last answer ended, to within a block.
 TEST(Scheduler, ATurnBeginsAtTheEndOfTheLastAnswer) {
-  BlockCache cache({.groups = {{.blocks = 100}, {.blocks = 8, .kind = KvKind::kState}}});
+  kv_cache::BlockCache cache({.groups = {{.blocks = 100}, {.blocks = 8, .kind = KvKind::kState}}});
   SchedulerOptions options;
   options.max_model_len = 400;
   auto scheduler = Scheduler::create(options, cache);
