@@ -33,6 +33,7 @@ std::vector<T> array_of(const loader::SafetensorsFile& file, const std::string& 
   if (t == nullptr) return out;
   out.resize(t->bytes / sizeof(T));
   std::memcpy(out.data(), t->data, out.size() * sizeof(T));
+  if (t->file != nullptr) t->file->release(t->file_offset, t->bytes);  // the part may be large
   return out;
 }
 
