@@ -59,8 +59,8 @@ void add_eval_kv(CLI::App& eval, Context& context, Action& action) {
   auto o = std::make_shared<eval_kv_command::Options>();
   o->eval.policies = {"f16", "int8", "fp8", "k8v4", "int4"};
   o->eval.windows = {512, 2048, 8192};
-  CLI::App* c = eval.add_subcommand(
-      "kv", "Measure what a model loses with smaller types of keys and values");
+  CLI::App* c =
+      eval.add_subcommand("kv", "Measure what a model loses with smaller types of keys and values");
   c->add_option("model", o->model, "Model folder, .gguf file or name")->required();
   c->add_option("text", o->texts, "Text files, each a document of its own")->required();
   std::vector<std::string_view> names;

@@ -73,9 +73,8 @@ std::string row_text(const KvQuality::Row& row) {
   return fmt::format(
       "  {:<12} {:>9.0f} {:>10.4f} {:>+8.3f} +- {:.3f} {:>10.6f} +- {:.6f} {:>7.2f} +- {:.2f}\n",
       row.policy, row.bytes_per_token, std::exp(c.model_nats.mean),
-      100.0 * std::expm1(c.delta.mean),
-      100.0 * std::exp(c.delta.mean) * c.delta.standard_error, c.kl.mean, c.kl.standard_error,
-      100.0 * c.top1_agreement, 100.0 * c.top1_standard_error);
+      100.0 * std::expm1(c.delta.mean), 100.0 * std::exp(c.delta.mean) * c.delta.standard_error,
+      c.kl.mean, c.kl.standard_error, 100.0 * c.top1_agreement, 100.0 * c.top1_standard_error);
 }
 
 json::Object row_json(const KvQuality::Row& row) {
@@ -164,20 +163,20 @@ Result<KvQuality> kv_quality(const KvQualityOptions& o, const CompareProgress& p
       continue;
     }
     Session* const loaded = runs ? &runs->base() : nullptr;
-    FRESHET_ASSIGN_OR_RETURN(
-        auto opened, Runs::open(o, policies, window, windows.windows(), loaded));
+    FRESHET_ASSIGN_OR_RETURN(auto opened,
+                             Runs::open(o, policies, window, windows.windows(), loaded));
     runs = std::move(opened);
     const auto share = static_cast<double>(o.windows.size());
-    FRESHET_ASSIGN_OR_RETURN(
-        const auto losses,
-        compare_each(runs->base(), runs->others(), windows,
-                     [&](double part) { return progress((done + part) / share); }));
+    FRESHET_ASSIGN_OR_RETURN(const auto losses,
+                             compare_each(runs->base(), runs->others(), windows, [&](double part) {
+                               return progress((done + part) / share);
+                             }));
     done += 1.0;
     KvQuality::Length length{window, {}};
     for (size_t i = 0; i < losses.size(); ++i) {
       const KvPolicy& policy = policies[i + 1];
-      length.rows.push_back({policy.name, policy.simulated, policy.bytes_per_token(spec, window),
-                             losses[i]});
+      length.rows.push_back(
+          {policy.name, policy.simulated, policy.bytes_per_token(spec, window), losses[i]});
     }
     q.lengths.push_back(std::move(length));
     q.arithmetic = fmt::format("{}{}", runs->base().device(),

@@ -37,8 +37,8 @@ float* stored_row(const KvView& cache, const int32_t* table, int64_t position, i
   return data + int64_t{ops::kBlockTokens} * s.kv_heads * s.key_dim + row * s.value_dim;
 }
 
-void store_plain(const KvView& cache, const Matrix& k, const Matrix& v,
-                 const AttentionBatch& batch, ThreadPool&) {
+void store_plain(const KvView& cache, const Matrix& k, const Matrix& v, const AttentionBatch& batch,
+                 ThreadPool&) {
   const KvShape& s = cache.shape;
   for (int sequence = 0; sequence < batch.sequences(); ++sequence) {
     const auto i = static_cast<size_t>(sequence);

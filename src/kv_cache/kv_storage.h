@@ -20,7 +20,7 @@ namespace freshet {
 struct KvGroup {
   int window = 0;           // 0: full attention
   std::vector<int> layers;  // of the cache, ascending
-  int chunk = 0;            // > 0: a token sees no token of another chunk of so many positions
+  int chunk = 0;            // > 0: a token sees no token of another chunk of this many positions
   bool two_way = false;     // a token also sees those behind it (within `window`, if there is one)
 };
 

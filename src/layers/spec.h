@@ -75,7 +75,7 @@ struct AttentionSpec {
   QkNorm qk_norm = QkNorm::kNone;
   NormSpec qk_norm_spec;
   int input_size = 0;  // features that queries, keys and values are projected from; 0: hidden_size
-  int chunk = 0;       // > 0: a query sees the tokens of its own chunk of so many positions only
+  int chunk = 0;       // > 0: a query sees the tokens of its own chunk of this many positions only
   // A query also sees the tokens behind it: all, or window - 1 of them.
   bool two_way = false;
 };
