@@ -117,6 +117,18 @@ void add_needs(const MoeSpec& moe, Needs& needs) {
   if (moe.shared_gate) needs.push_back({Role::kSharedScale});
 }
 
+void add_needs(const CrossAttentionSpec&, Needs& needs) {
+  needs.insert(needs.end(),
+               {{Role::kCrossQuery}, {Role::kCrossKey}, {Role::kCrossValue}, {Role::kCrossOutput}});
+}
+
+// Layers with states.
+template <class Spec>
+void add_needs(const Spec&, Needs& needs) {
+  needs.push_back({Role::kStateIn, Role::kQuery, Role::kQkv});
+  needs.push_back({Role::kStateOut, Role::kOutput});
+}
+
 Needs needs_of(const ModelSpec& spec) {
   Needs needs = {{Role::kEmbedding, Role::kHead}};
   if (spec.final_norm && spec.final_norm->weight) needs.push_back({Role::kFinalNorm});
@@ -124,6 +136,11 @@ Needs needs_of(const ModelSpec& spec) {
     for (const BranchSpec& branch : layer->branches) {
       const bool attends = std::holds_alternative<AttentionSpec>(branch.body) ||
                            std::holds_alternative<MlaSpec>(branch.body);
+      if (std::holds_alternative<CrossAttentionSpec>(branch.body)) {
+        if (branch.norms.in) needs.push_back({Role::kCrossIn});
+        add_needs(std::get<CrossAttentionSpec>(branch.body), needs);
+        continue;
+      }
       if (branch.norms.in) needs.push_back({attends ? Role::kAttentionIn : Role::kMlpIn});
       if (branch.norms.out) needs.push_back({attends ? Role::kAttentionOut : Role::kMlpOut});
       std::visit([&](const auto& body) { add_needs(body, needs); }, branch.body);
