@@ -266,11 +266,16 @@ void add_http_options(CLI::App& command, Options& o) {
       .add_option_function<std::string>(
           "--pooling",
           [&o](const std::string& s) {
-            o.app.pooling = s == "mean" ? Pooling::kMean : Pooling::kLast;
+            o.app.pooling = s == "mean"   ? Pooling::kMean
+                            : s == "cls"  ? Pooling::kFirst
+                            : s == "max"  ? Pooling::kMax
+                            : s == "last" ? Pooling::kLast
+                                          : Pooling::kModel;
           },
-          "Embeddings: the hidden state of the last token, or the mean of all tokens")
-      ->check(CLI::IsMember({"last", "mean"}))
-      ->default_str("last")
+          "Embeddings: the hidden state of the first or last token, or the mean or maximum of all "
+          "tokens; auto: as the model's files say")
+      ->check(CLI::IsMember({"auto", "cls", "last", "max", "mean"}))
+      ->default_str("auto")
       ->group("Server");
   command
       .add_flag("--disable-access-log", o.no_access_log,

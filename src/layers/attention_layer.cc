@@ -82,6 +82,10 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
   if (attends) {
     all.attend.out = step.arena.matrix(tokens, int64_t{spec.heads} * spec.value_dim);
     all.attend.params = {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data()};
+    if (spec.bias_buckets > 0) {
+      all.attend.params.distance_bias = w.distance_bias.data();
+      all.attend.params.bias_reach = spec.bias_distance;
+    }
     all.attend.o = product_of(w.out, into);
   }
   step.ops.qkv_attention(all);
@@ -122,6 +126,8 @@ struct GqaKind {
     gqa_store(step, spec, w, cache_layer, in);
   }
   static Status supported(const Spec& spec, const ops::Device& device) {
+    if (spec.bias_buckets > 0)
+      return unsupported("{} adds no bias by distance; use the CPU", device.name());
     if (!spec.two_way && spec.chunk == 0 && spec.rotates_keys) return {};
     return unsupported("{} has no attention {}; use the CPU", device.name(),
                        spec.two_way     ? "in both directions"
@@ -129,7 +135,7 @@ struct GqaKind {
                                         : "with queries scaled by their position");
   }
   static BranchCache cache(const Spec& spec, ops::KvType type) {
-    return {{type, spec.kv_heads, spec.head_dim, spec.value_dim, false},
+    return {{type, spec.kv_heads, spec.head_dim, spec.value_dim, false, spec.bias_buckets > 0},
             spec.window,
             spec.chunk,
             spec.two_way};
@@ -152,6 +158,11 @@ struct GqaKind {
     if (!sane(a.head_dim) || !sane(a.value_dim) || a.heads > kMaxSize / a.head_dim) {
       return invalid_argument("layer {}: attention heads of {} and {} features", layer, a.head_dim,
                               a.value_dim);
+    }
+    if (a.bias_buckets < 0 || a.bias_buckets > kMaxSize || a.bias_distance < 0 ||
+        a.bias_distance > kMaxSize || (a.bias_buckets > 0 && a.bias_distance < 2)) {
+      return invalid_argument("layer {}: {} buckets for distances up to {}", layer, a.bias_buckets,
+                              a.bias_distance);
     }
     if (a.window < 0) return invalid_argument("layer {}: sliding window of {}", layer, a.window);
     if (a.chunk < 0 || (a.chunk > 0 && (a.window > 0 || a.two_way))) {

@@ -17,6 +17,16 @@
 
 namespace freshet {
 
+// What the encoder reads for a sequence of the batch whose first tokens run.
+struct EncoderInput {
+  int sequence = 0;
+  std::span<const int32_t> ids;     // a text ...
+  const float* features = nullptr;  // ... or log-mel features [mel_bins, frames]
+  int64_t frames = 0;
+  // That the encoder makes of it: a stem halves the frames.
+  int64_t positions() const { return frames > 0 ? (frames + 1) / 2 : std::ssize(ids); }
+};
+
 constexpr int64_t kTablePiece = 64;  // strides of tables are multiples of it: few different shapes
 
 struct BlockTables {
@@ -36,17 +46,22 @@ struct ForwardBatch {
   std::vector<int32_t> query_start;  // [sequences + 1]
   std::vector<int32_t> context_len;  // [sequences], this step's tokens included
   std::vector<BlockTables> tables;   // [groups]
-  // Empty, or [tokens]: positions up to this one, exclusively, are visible to the token although
-  // they may lie behind it. The tokens of an image have the image's end here.
-  std::vector<int32_t> visible_end;
-  std::vector<int32_t> logit_rows;  // tokens whose logits are wanted, ascending
-  std::vector<uint8_t> best_only;   // empty, or [logit_rows]; 1: only the argmax of the row is used
+  std::vector<int32_t> logit_rows;   // tokens whose logits are wanted, ascending
+  std::vector<uint8_t> best_only;  // empty, or [logit_rows]; 1: only the argmax of the row is used
   // Empty, or the sampling descriptors of ops/sample.h: how to sample from each row of logits.
   std::vector<int32_t> samples;
   // For draft heads (FeatureSpec): [tokens, features], the target's features of each token, or
   // states that the head gave before. In host memory that a device reads (Ops::host_memory()).
   const float* features = nullptr;
   bool own_states = false;
+
+  std::vector<int32_t> token_types;  // [tokens], or empty: all of type 0
+  // Empty, or [tokens]: positions up to this one, exclusively, are visible to the token although
+  // they may lie behind it. The tokens of an image have the image's end here.
+  std::vector<int32_t> visible_end;
+  // Encoder-decoders: of the sequences whose keys and values of the encoder's output are not in
+  // the cache yet, ascending.
+  std::vector<EncoderInput> encoder_inputs;
 
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int sequences() const { return static_cast<int>(context_len.size()); }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -83,6 +84,24 @@ struct AttentionSpec {
   int chunk = 0;       // > 0: a query sees the tokens of its own chunk of this many positions only
   // A query also sees the tokens behind it: all, or window - 1 of them.
   bool two_way = false;
+  bool key_bias = true;  // keys have a bias if qkv_bias says so
+  // > 0: scores get a learned bias for each head and distance (T5, arXiv:1910.10683 section 2.1).
+  // Distances share `bias_buckets` numbers, and those of bias_distance or more share the last.
+  int bias_buckets = 0;
+  int bias_distance = 0;
+};
+
+// Attention of a decoder's tokens to all of an encoder's output, whose keys and values are written
+// to the cache once for each sequence.
+struct CrossAttentionSpec {
+  int heads = 0;
+  int head_dim = 0;
+  float scale = 1.0f;
+  int encoder_size = 0;    // features of the encoder's output
+  int encoder_length = 0;  // most positions of it
+  bool qkv_bias = false;
+  bool key_bias = true;  // as in AttentionSpec
+  bool out_bias = false;
 };
 
 // Multi-head latent attention (MLA, arXiv:2405.04434).
@@ -111,6 +130,7 @@ struct MlpSpec {
   ops::Activation activation = ops::Activation::kSilu;
   bool xielu = false;  // in place of `activation`; not gated
   bool bias = false;
+  bool down_bias = false;  // of the down projection alone
 };
 
 struct MoeSpec {
@@ -131,7 +151,7 @@ struct BranchNorms {
 };
 
 // Every kind of branch. layers/branch_kinds.h has a row for each, in this order.
-using BranchBody = std::variant<AttentionSpec, MlaSpec, MlpSpec, MoeSpec>;
+using BranchBody = std::variant<AttentionSpec, MlaSpec, MlpSpec, MoeSpec, CrossAttentionSpec>;
 
 struct BranchSpec {
   BranchNorms norms;
@@ -191,6 +211,13 @@ struct FeatureSpec {
   bool raw_states = false;
 };
 
+// How an encoder of sound makes its residual stream from log-mel features: two convolutions of
+// three taps over time with a GELU behind each, the second with a stride of 2, then learned
+// positions (Whisper, arXiv:2212.04356).
+struct AudioStemSpec {
+  int mel_bins = 0;
+};
+
 struct ModelSpec {
   std::string architecture;  // for people
   int vocab_size = 0;
@@ -201,12 +228,20 @@ struct ModelSpec {
 
   float embedding_scale = 1.0f;
   int embedding_size = 0;  // width of the table; differs from hidden_size only with projections
-  int64_t learned_positions = 0;  // rows of the position table, 0: none
-  int position_offset = 0;        // added to a position before it is looked up
+  int64_t learned_positions = 0;          // rows of the position table, 0: none
+  int position_offset = 0;                // added to a position before it is looked up
+  int token_types = 0;                    // rows of the table of token types (segments), 0: none
+  std::optional<NormSpec> embedded_norm;  // of the sum of a token's embeddings
   bool tied_embeddings = false;
   bool logits_bias = false;
+  bool generates = true;  // has a head over the vocabulary; encoders have none
 
   std::optional<FeatureSpec> features;  // of a draft head
+  std::optional<AudioStemSpec> stem;    // of an encoder of sound
+  bool shared_embedding = false;        // of an encoder: its embedding is the decoder's
+
+  // Whose output the layers' CrossAttentionSpecs read. It ends with its final norm.
+  std::shared_ptr<const ModelSpec> encoder;
 
   float residual_scale = 1.0f;  // of each branch before it is added
   std::optional<NormSpec> final_norm;
@@ -217,7 +252,10 @@ struct ModelSpec {
 // One layer of cache for each branch that stores keys and values, in the order of the branches.
 // Cache layers with the same window, chunk and direction share a group; groups are in the order of
 // their first layers.
-KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type);
+KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types);
+
+// Whether tokens see those behind them: then a sequence is computed in one step, whole.
+bool reads_both_ways(const ModelSpec& spec);
 
 // The last branch that stores keys and values: tokens that need no logits stop behind it. -1, -1 if
 // no branch stores any.

@@ -49,5 +49,18 @@ Architecture granitemoe();
 Architecture gpt_bigcode();
 Architecture gptj();
 Architecture llama4();
+Architecture bert();
+Architecture roberta();
+Architecture xlm_roberta();
+Architecture camembert();
+Architecture nomic_bert();
+Architecture modernbert();
+Architecture t5();
+Architecture mt5();
+Architecture bart();
+Architecture mbart();
+Architecture whisper();
+Architecture gte();
+Architecture gte_new();
 
 }  // namespace freshet::models

@@ -43,10 +43,11 @@ Status assemble(WeightReader& reader, const MlpSpec& mlp, int64_t hidden, int la
                      reader.find(Role::kGateUp, ".weight", layer) != nullptr;
   if (fused) {
     std::vector<int64_t> order(static_cast<size_t>(ff));
-    std::iota(order.begin(), order.end(), 0);
+    const bool up_first = reader.architecture().up_before_gate && !reader.is_gguf();
+    std::iota(order.begin(), order.end(), up_first ? ff : 0);
     FRESHET_RETURN_IF_ERROR(
         reader.linear(out.gate, Role::kGateUp, layer, 2 * ff, hidden, mlp.bias, order));
-    std::iota(order.begin(), order.end(), ff);
+    std::iota(order.begin(), order.end(), up_first ? 0 : ff);
     FRESHET_RETURN_IF_ERROR(
         reader.linear(out.up, Role::kGateUp, layer, 2 * ff, hidden, mlp.bias, order));
   } else {
@@ -56,7 +57,7 @@ Status assemble(WeightReader& reader, const MlpSpec& mlp, int64_t hidden, int la
     FRESHET_RETURN_IF_ERROR(reader.linear(out.up, Role::kUp, layer, ff, hidden, mlp.bias));
   }
   if (mlp.xielu) FRESHET_RETURN_IF_ERROR(assemble_xielu(reader, layer, out.xielu));
-  return reader.linear(out.down, Role::kDown, layer, hidden, ff, mlp.bias);
+  return reader.linear(out.down, Role::kDown, layer, hidden, ff, mlp.bias || mlp.down_bias);
 }
 
 Status make(DummyMaker& maker, const MlpSpec& mlp, int64_t hidden, MlpWeights& out) {

@@ -95,7 +95,7 @@ TEST(Config, PublishedOnesReadAsTransformersReadsThem) {
     expect_facts(*spec, want);
     ++supported;
   }
-  EXPECT_EQ(supported, 105);
+  EXPECT_EQ(supported, 106);
 }
 
 TEST(Config, DefaultsFillWhatIsLeftOut) {
@@ -120,6 +120,9 @@ TEST(Config, TooManyLayersAreRefusedByEveryArchitecture) {
       json::Object object;
       object["model_type"] = json::Value(architecture.type);
       object[key] = 4097;
+      // Of encoder-decoders.
+      for (const char* side : {"num_layers", "encoder_layers", "decoder_layers"})
+        object[side] = 4097;
       const auto spec = read_spec(json::Value(std::move(object)));
       ASSERT_FALSE(spec.ok()) << architecture.type;
       EXPECT_NE(spec.status().message().find("4097 layers"), std::string::npos)

@@ -59,7 +59,7 @@ double experts_chosen(std::vector<int32_t> logit_rows) {
   auto cache = KvStorage::allocate(cache_spec, {1});
   EXPECT_TRUE(cache.ok() && (*model)->reserve(kTokens, kTokens, kTokens).ok());
 
-  ForwardBatch batch{{}, {}, {}, {0, kTokens}, {kTokens}, {{{0}, 1}}, {}, std::move(logit_rows)};
+  ForwardBatch batch{{}, {}, {}, {0, kTokens}, {kTokens}, {{{0}, 1}}, std::move(logit_rows)};
   for (int t = 0; t < kTokens; ++t) {
     batch.token_ids.push_back(t * 7919 % 4000);
     batch.positions.push_back(t);

@@ -24,6 +24,8 @@ constexpr std::pair<std::string_view, std::string_view> kTypes[] = {
     {"minimax-m2", "minimax_m2"},
     {"phi2", "phi"},
     {"starcoder", "gpt_bigcode"},
+    {"nomic-bert", "nomic_bert"},
+    {"modern-bert", "modernbert"},
 
     {"internlm2", "llama"},
     {"baichuan", "llama"},
@@ -57,6 +59,7 @@ class Family {
     if (architecture_ == "gemma2" || architecture_ == "gemma3") query_scale();
     experts();
     attention();
+    encoders();
     if (architecture_ == "qwen") halve_mlp();
     FRESHET_RETURN_IF_ERROR(refuse_alibi());
     if (architecture_ == "minicpm") FRESHET_RETURN_IF_ERROR(scales());
@@ -148,6 +151,22 @@ class Family {
     }
     if (type_ == "gpt_bigcode") set("multi_query", get("attention.head_count_kv").value_or(1) == 1);
     if (type_ == "exaone4" && !get("attention.sliding_window")) set("sliding_window", nullptr);
+  }
+
+  // In ModernBERT both kinds of layers have a rope of their own, and the window counts both sides.
+  void encoders() {
+    if (const loader::TensorSource* types = checkpoint_.find("token_types.weight"))
+      set("type_vocab_size", types->shape.size() == 2 ? types->shape.front() : int64_t{1});
+    if (type_ != "modernbert") return;
+    const auto base = [&](const char* key, double fallback) {
+      const auto given = gguf_.get_f32(prefix_ + key);
+      return given ? static_cast<double>(*given) : fallback;
+    };
+    set("global_rope_theta", base("rope.freq_base", 160000.0));
+    set("local_rope_theta", base("rope.freq_base_swa", 10000.0));
+    set("local_attention", get("attention.sliding_window").value_or(128));
+    for (const char* key : {"rope_theta", "rope_local_base_freq", "sliding_window"})
+      out_.erase(key);
   }
 
   // feed_forward_length counts gate and up together.

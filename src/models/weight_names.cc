@@ -45,6 +45,8 @@ constexpr NameRule kSafetensors[] = {
 constexpr NameRule kGguf[] = {
     {Role::kEmbedding, "token_embd"},
     {Role::kPositions, "position_embd"},
+    {Role::kTokenTypes, "token_types"},
+    {Role::kEmbeddedNorm, "token_embd_norm"},
     {Role::kFinalNorm, "output_norm"},
     {Role::kHead, "output"},
     {Role::kAttentionIn, "blk.{}.attn_norm"},

@@ -15,10 +15,15 @@ namespace freshet::models {
 enum class Role {
   kEmbedding,
   kPositions,
+  kTokenTypes,
+  kEmbeddedNorm,
   kEmbeddingIn,
   kEmbeddingOut,
   kFinalNorm,
   kHead,
+  kHeadBias,  // where the head is the embedding
+  kConvolution1,
+  kConvolution2,
   // Norms by where they stand: before a branch, on its output, after the residual.
   kAttentionIn,
   kAttentionOut,
@@ -43,6 +48,15 @@ enum class Role {
   kKvUp,
   kKeyUpTransposed,
   kValueUp,
+  kDistanceBias,
+  // Cross-attention, and the norms around it
+  kCrossIn,
+  kCrossOut,
+  kCrossAfter,
+  kCrossQuery,
+  kCrossKey,
+  kCrossValue,
+  kCrossOutput,
   // MLP
   kGate,
   kUp,

@@ -62,13 +62,15 @@ const TensorSource* find_tensor(const loader::Checkpoint& checkpoint, const std:
   if (const TensorSource* found = checkpoint.find(name)) return found;
   if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf) return nullptr;
   // A base model is saved without the first part of its names, a multimodal one with more parts.
-  for (const std::string_view base : {"model.", "transformer.", "gpt_neox."}) {
+  for (const std::string_view base : {"model.", "transformer.", "gpt_neox.", "bert.", "roberta."}) {
     if (!name.starts_with(base)) continue;
     const std::string rest = name.substr(base.size());
     if (const TensorSource* found = checkpoint.find(rest)) return found;
     if (const TensorSource* found = checkpoint.find("model.language_model." + rest)) return found;
   }
-  if (const TensorSource* found = checkpoint.find("language_model." + name)) return found;
+  for (const std::string_view around : {"language_model.", "new.", "gte."}) {
+    if (const TensorSource* found = checkpoint.find(std::string(around) + name)) return found;
+  }
   return checkpoint.find("model." + name);  // saved from within a wrapper
 }
 
@@ -99,8 +101,15 @@ const TensorSource* WeightReader::find(Role role, std::string_view suffix, int l
 
 const TensorSource* WeightReader::find_stem(const std::string& name,
                                             std::string_view suffix) const {
-  if (suffix == ".weight") return find_weight(checkpoint_, name);
+  if (suffix == ".weight") {
+    const TensorSource* found = find_weight(checkpoint_, name);
+    // Layer norms of old checkpoints have a gamma and a beta.
+    return found == nullptr && !is_gguf_ ? find_name(name + ".gamma") : found;
+  }
   if (const TensorSource* found = find_name(name + std::string(suffix))) return found;
+  if (suffix == ".bias" && !is_gguf_) {
+    if (const TensorSource* found = find_name(name + ".beta")) return found;
+  }
   return suffix == ".bias" ? find_name(name + "_bias") : nullptr;
 }
 

@@ -190,6 +190,10 @@ Status ExportPlanner::branch(const MlaSpec&, int) {
   return unsupported("converting latent attention to GGUF is not supported");
 }
 
+Status ExportPlanner::branch(const CrossAttentionSpec&, int) {
+  return unsupported("converting encoder-decoders to GGUF is not supported");
+}
+
 Status ExportPlanner::branch(const MlpSpec& mlp, int layer) {
   if (mlp.xielu) {  // in the metadata: gguf_families.h
     for (const Role role :

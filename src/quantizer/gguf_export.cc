@@ -170,6 +170,10 @@ Result<Source> read_source(const loader::Checkpoint& checkpoint) {
                        checkpoint.path());
   Source s;
   FRESHET_ASSIGN_OR_RETURN(s.spec, read_spec(checkpoint));
+  if (!s.spec.generates)
+    return unsupported(
+        "{} is an encoder or a classifier; only models that write text can be converted",
+        checkpoint.path());
   FRESHET_ASSIGN_OR_RETURN(s.architecture,
                            models::find_architecture(text_config(checkpoint.config())));
   FRESHET_ASSIGN_OR_RETURN(s.gguf_name, gguf_architecture(s.architecture->type));
