@@ -117,6 +117,10 @@ void add_needs(const MoeSpec& moe, Needs& needs) {
   if (moe.shared_gate) needs.push_back({Role::kSharedScale});
 }
 
+void add_needs(const CrossAttentionSpec&, Needs& needs) {
+  needs.push_back({Role::kOutput});
+}
+
 Needs needs_of(const ModelSpec& spec) {
   Needs needs = {{Role::kEmbedding, Role::kHead}};
   if (spec.final_norm && spec.final_norm->weight) needs.push_back({Role::kFinalNorm});
