@@ -63,6 +63,24 @@ TEST(Spec, LatentAttentionKeepsOneVectorForAllHeads) {
   EXPECT_TRUE(shape.value_is_key_prefix);
 }
 
+TEST(Spec, BranchesWithStatesShareAGroup) {
+  ModelSpec spec = small_spec();
+  spec.layers[0].branches = {{{}, ShortConvSpec{.channels = 10, .taps = 3}}};
+  spec.layers[2].branches = {{{}, Mamba2Spec{.heads = 2, .head_dim = 16, .state = 8}}};
+  const KvCacheSpec cache = kv_cache_spec(spec, ops::KvType::kF16);
+  const int states = cache.state_group();
+  ASSERT_EQ(states, 0);
+  EXPECT_EQ(cache.groups[0].kind, KvKind::kState);
+  EXPECT_EQ(cache.groups[0].layers, (std::vector<int>{0, 2}));
+  EXPECT_EQ(cache.layers[0].state_bytes, 128u);  // 2 x 10 numbers, in whole lines
+  // Three rows of 32 + 2 x 8 channels, and 2 x 16 x 8 numbers.
+  EXPECT_EQ(cache.layers[2].state_bytes, 3 * 48 * 4u + 1024u);
+  EXPECT_EQ(cache.state_bytes(), 128u + 576u + 1024u);
+  EXPECT_EQ(cache.block_bytes(0), cache.state_bytes());
+  EXPECT_EQ(cache.pools(5, 70)[0], 5);
+  EXPECT_EQ(cache.pools(5, 70)[1], 70);
+}
+
 TEST(Spec, EveryBranchThatStoresHasALayerOfTheCache) {
   ModelSpec spec = small_spec();
   AttentionSpec local = spec.layers[0].attention();
