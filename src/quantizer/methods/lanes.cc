@@ -97,9 +97,8 @@ FRESHET_VECTOR_CLONES void transpose(const float* from, int64_t stride, int64_t 
       }
       for (int64_t k = 0; k < kEdge; ++k) {
         const int64_t low = k / 4 * 4 + k % 2;
-        a[k] = k % 4 < 2
-                   ? __builtin_shufflevector(b[low], b[low + 2], 0, 1, 8, 9, 4, 5, 12, 13)
-                   : __builtin_shufflevector(b[low], b[low + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        a[k] = k % 4 < 2 ? __builtin_shufflevector(b[low], b[low + 2], 0, 1, 8, 9, 4, 5, 12, 13)
+                         : __builtin_shufflevector(b[low], b[low + 2], 2, 3, 10, 11, 6, 7, 14, 15);
       }
       for (int64_t k = 0; k < kEdge / 2; ++k) {
         b[k] = __builtin_shufflevector(a[k], a[k + 4], 0, 1, 2, 3, 8, 9, 10, 11);

@@ -41,8 +41,8 @@ Quantised encode_rows(const float* w, int64_t rows, int64_t cols, quant::Format 
   const size_t bytes = quant::row_bytes(format, cols);
   out.bytes.resize(static_cast<size_t>(rows) * bytes);
   pool.parallel_for(rows, [&](int64_t r, int) {
-    quant::info(format).encode(w + r * cols,
-                               out.bytes.data() + static_cast<size_t>(r) * bytes, cols, weights);
+    quant::info(format).encode(w + r * cols, out.bytes.data() + static_cast<size_t>(r) * bytes,
+                               cols, weights);
   });
   return {std::move(out), {}};
 }
@@ -107,8 +107,7 @@ Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, co
   pool.parallel_for(panels, [&](int64_t panel, int) {
     PanelSolver solver(*grid, hessian, weights);
     const int64_t first = panel * PanelSolver::kRows;
-    solver.load(w, first,
-                static_cast<int>(std::min<int64_t>(PanelSolver::kRows, rows - first)));
+    solver.load(w, first, static_cast<int>(std::min<int64_t>(PanelSolver::kRows, rows - first)));
     solver.fit();
     if (wanted && hessian != nullptr) {
       solver.feedback();
@@ -116,8 +115,7 @@ Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, co
     } else {
       solver.round();
     }
-    errors[static_cast<size_t>(panel)] =
-        solver.measure(mean_square);
+    errors[static_cast<size_t>(panel)] = solver.measure(mean_square);
     solver.store(*grid);
   });
   for (const QuadraticError& e : errors) {

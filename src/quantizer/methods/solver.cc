@@ -215,8 +215,7 @@ void PanelSolver::improve_span(int64_t first, int64_t end) {
 // The decoded number of a column grows by `by`: the gradient within [first, end) follows at once.
 void PanelSolver::move(int r, int64_t first, int64_t end, int64_t column, float by) {
   moved(r)[column - first] += by;
-  add_multiple(gradient(r) + first, end - first, -by,
-               moments_.data() + (column - first) * span_);
+  add_multiple(gradient(r) + first, end - first, -by, moments_.data() + (column - first) * span_);
 }
 
 // Takes the level that is best while all other columns stay; the error never grows.
@@ -311,8 +310,8 @@ void PanelSolver::refit_unit(int r, int64_t first, int64_t end, int64_t column) 
     by[i] = -(by_scale * level[i] - by_offset);
     moved(r)[column - first + i] -= by[i];
   }
-  add_products(gradient(r) + first, end - first, by,
-               moments_.data() + (column - first) * span_, span_, n);
+  add_products(gradient(r) + first, end - first, by, moments_.data() + (column - first) * span_,
+               span_, n);
 }
 
 // Moves the two factors of a super-block.
@@ -345,8 +344,8 @@ void PanelSolver::refit_block(int r, int64_t first, int64_t end, int64_t column)
     by[i] = -(by_d * a[i] - by_dmin * m[i]);
     moved(r)[column - first + i] -= by[i];
   }
-  add_products(gradient(r) + first, end - first, by,
-               moments_.data() + (column - first) * span_, span_, n);
+  add_products(gradient(r) + first, end - first, by, moments_.data() + (column - first) * span_,
+               span_, n);
 }
 
 // Corrects the gradient of all other columns for what moved in [first, end).
