@@ -109,6 +109,12 @@ Result<std::optional<speculative::Config>> read_speculation(const EngineOptions&
   }
   FRESHET_ASSIGN_OR_RETURN(speculative::Config config,
                            speculative::parse_config(options.speculative_config));
+  if (config.tree.wanted() && kv_cache_spec(spec, ops::KvType::kF16).state_group() >= 0) {
+    return unsupported(
+        "draft trees need a model without states: {} has state-space or "
+        "linear-attention layers; ask for a chain of drafts",
+        spec.architecture);
+  }
   return std::optional(std::move(config));
 }
 
@@ -180,12 +186,6 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   r.kv = kv_cache_spec(spec, types);
   r.checkpoint_share = options.enable_prefix_caching ? options.state_checkpoint_share : 0.0;
   if (speculation != nullptr) r.state_slots = 1 + speculation->limit();
-  if (speculation != nullptr && speculation->tree.wanted() && r.kv.state_group() >= 0) {
-    return unsupported(
-        "draft trees need a model without states: {} has state-space or "
-        "linear-attention layers; ask for a chain of drafts",
-        spec.architecture);
-  }
   r.available = engine::available_memory();
   FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
   if (const ops::Device* device = compute.device()) {

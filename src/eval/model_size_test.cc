@@ -42,7 +42,8 @@ TEST(ModelSize, OfPlainModelsIsThatOfTheirType) {
 TEST(ModelSize, OfGgufFiles) {
   // Routers of experts and vectors are F32 there.
   for (const char* name : {"llama", "phi3", "gpt2", "gemma3", "cohere"})
-    EXPECT_EQ(size_of(kUnpacked / "golden-gguf" / name / "model.gguf").bits_per_weight(), 16.0) << name;
+    EXPECT_EQ(size_of(kUnpacked / "golden-gguf" / name / "model.gguf").bits_per_weight(), 16.0)
+        << name;
   for (const char* name : {"mixtral", "deepseek-v2", "qwen2-moe"}) {
     const double bits = size_of(kUnpacked / "golden-gguf" / name / "model.gguf").bits_per_weight();
     EXPECT_GT(bits, 16.0) << name;
