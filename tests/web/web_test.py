@@ -76,11 +76,23 @@ class Chat(ChatCase):
         page = self.open()
         self.set_tokens(page, 1000)
         # Work that even a fast machine does not finish before the key is pressed: many full-length
-        # answers.
-        page.evaluate("""() => { const real = fetch; window.fetch = (path, options) => {
+        # answers, of which the page reads only the beginning until it stops them.
+        page.evaluate("""() => { const real = fetch; window.fetch = async (path, options) => {
             const body = options?.body ? JSON.parse(options.body) : {};
-            if (body.max_tokens === 1000) Object.assign(body, {n: 64, ignore_eos: true});
-            return real(path, options?.body ? {...options, body: JSON.stringify(body)} : options); }; }""")
+            if (body.max_tokens !== 1000) return real(path, options);
+            Object.assign(body, {n: 64, ignore_eos: true});
+            const response = await real(path, {...options, body: JSON.stringify(body)});
+            const reader = response.body.getReader();
+            const stopped = new Promise((_, reject) => options.signal.addEventListener("abort",
+                () => reject(new DOMException("stopped", "AbortError"))));
+            stopped.catch(() => {});
+            let chunks = 0;
+            const beginning = new ReadableStream({async pull(to) {
+                if (++chunks > 30) await stopped;
+                const {done, value} = await reader.read();
+                if (done) to.close(); else to.enqueue(value);
+            }});
+            return new Response(beginning, {status: response.status, headers: response.headers}); }; }""")
         before = self.server.metric("vllm:generation_tokens_total")
         self.message(page).fill("Go on and on.")
         page.get_by_role("button", name="Send").click()
