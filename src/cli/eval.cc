@@ -40,6 +40,7 @@ struct Sizes {
   int64_t batch;
   int64_t logit_rows;
   bool states = false;
+  bool encodes = false;
 };
 
 Result<std::unique_ptr<eval::Session>> open(const Options& o, const Sizes& sizes) {
@@ -50,6 +51,7 @@ Result<std::unique_ptr<eval::Session>> open(const Options& o, const Sizes& sizes
   s.batch = sizes.batch;
   s.logit_rows = sizes.logit_rows;
   s.states = sizes.states;
+  s.encodes = sizes.encodes;
   ProgressLine progress;
   s.on_progress = [&progress](const std::string& stage, double fraction) {
     progress.update(stage, fraction);
@@ -169,7 +171,8 @@ Status eval_logits(const Options& o, Context& context) {
                                                         .context = w.longest,
                                                         .batch = whole ? w.longest : kRows,
                                                         .logit_rows = kRows,
-                                                        .states = whole}));
+                                                        .states = whole,
+                                                        .encodes = true}));
   FRESHET_ASSIGN_OR_RETURN(auto writer, eval::SafetensorsWriter::create(o.output, w.entries()));
   const Interrupts::Handler on_interrupt(context.interrupts, [] {});
   ProgressLine progress;

@@ -38,6 +38,16 @@ struct Replies {
   int sampled_preempted = 0;
 };
 
+// One of each kind of state, alone and beside attention.
+std::vector<std::string> models_with_states() {
+  std::vector<std::string> found;
+  for (const char* seeded :
+       {"lfm2", "mamba", "mamba2", "jamba", "falcon-h1", "qwen3-next", "minimax"}) {
+    found.push_back(FRESHET_UNPACKED_DATA "/seeded/" + std::string(seeded));
+  }
+  return found;
+}
+
 std::vector<std::string> models() {
   std::vector<std::string> found;
   const std::string golden = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden";
@@ -58,6 +68,7 @@ std::vector<std::string> models() {
   for (const char* seeded : {"llama4-text", "phimoe"}) {
     found.push_back(FRESHET_UNPACKED_DATA "/seeded/" + std::string(seeded));
   }
+  for (const std::string& model : models_with_states()) found.push_back(model);
   return found;
 }
 
@@ -179,10 +190,9 @@ class GoldenLaw : public ::testing::TestWithParam<std::string> {
     const KvCacheSpec kv = kv_cache_spec(model.spec(), *ops::kv_type_by_name(kv_type()));
     size_t bytes = 0;
     for (size_t g = 0; g < kv.groups.size(); ++g) {
-      const int window = kv.groups[g].window;
-      bytes +=
-          kv.block_bytes(static_cast<int>(g)) *
-          static_cast<size_t>(kv_cache::BlockCache::most_blocks(window, max_len(), chunk) + 24);
+      const int32_t most = kv_cache::BlockCache::most_blocks(kv.groups[g], max_len(), chunk);
+      bytes += kv.block_bytes(static_cast<int>(g)) *
+               static_cast<size_t>(kv.groups[g].kind == KvKind::kState ? most + 2 : most + 24);
     }
     return bytes;
   }
@@ -247,9 +257,30 @@ TEST_P(GoldenLaw, HoldsAfterPreemption) {
   ASSERT_NE(crowded, nullptr);
   const Replies pushed = run(*crowded, Order::kPushing);
   expect_same(pushed, alone, "preempted");
-  EXPECT_GT(pushed.greedy_preempted, 0);
+  // A state does not grow, so only a request that pushes in front takes another's slot.
+  const KvCacheSpec kv = kv_cache_spec(first->model().spec(), ops::KvType::kF16);
+  if (kv.groups.size() > 1 || kv.state_group() < 0) EXPECT_GT(pushed.greedy_preempted, 0);
   EXPECT_GT(pushed.sampled_preempted, 0);
   RecordProperty("preemptions", static_cast<int>(crowded->stats().preemptions));
+}
+
+// The state in front of each rejected draft comes back.
+class GoldenStateLaw : public GoldenLaw {};
+
+TEST_P(GoldenStateLaw, HoldsWithDrafts) {
+  const auto first = load({});
+  ASSERT_NE(first, nullptr);
+  const std::vector<Outcome> alone = run(*first, Order::kOneByOne).outcomes;
+  EngineOptions drafting;
+  drafting.speculative_config =
+      R"({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1})";
+  const auto drafts = load(drafting);
+  ASSERT_NE(drafts, nullptr);
+  expect_same(run(*drafts, Order::kOneByOne), alone, "drafted, one by one");
+  expect_same(run(*drafts, Order::kTogether), alone, "drafted, together");
+  const EngineStats::Speculation counted = drafts->stats().speculation;
+  EXPECT_GT(counted.draft_tokens, counted.accepted_tokens);
+  EXPECT_GT(counted.draft_tokens, 50);
 }
 
 std::string name_of(const ::testing::TestParamInfo<std::string>& info) {
@@ -259,6 +290,8 @@ std::string name_of(const ::testing::TestParamInfo<std::string>& info) {
   return name;
 }
 
+INSTANTIATE_TEST_SUITE_P(States, GoldenStateLaw, ::testing::ValuesIn(models_with_states()),
+                         name_of);
 INSTANTIATE_TEST_SUITE_P(Models, GoldenLaw, ::testing::ValuesIn(models()), name_of);
 
 }  // namespace

@@ -24,6 +24,10 @@ Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
   if (s->loaded_ == nullptr) {
     FRESHET_ASSIGN_OR_RETURN(s->loaded_, runtime::LoadedModel::load(s->compute_, options));
   }
+  if (s->model().spec().encoder != nullptr && !options.encodes) {
+    return unsupported("{} is an encoder-decoder: only `run`, `serve` and `eval logits` take those",
+                       options.model);
+  }
   if (!s->model().spec().generates && !options.states) {
     return invalid_argument(
         "{} gives no probabilities of tokens: this needs a model that writes text", options.model);

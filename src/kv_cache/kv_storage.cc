@@ -48,8 +48,9 @@ int KvCacheSpec::state_group() const {
 
 size_t KvCacheSpec::bytes_per_token() const {
   size_t bytes = 0;
-  for (const KvLayer& layer : layers) {
-    if (layer.state_bytes == 0) bytes += layer.block_bytes() / ops::kBlockTokens;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].kind == KvKind::kTokens)
+      bytes += block_bytes(static_cast<int>(g)) / ops::kBlockTokens;
   }
   return bytes;
 }
@@ -107,12 +108,6 @@ ops::StateView KvStorage::states(int layer) const {
   FRESHET_CHECK(spec_.layers[i].state_bytes > 0, "layer {} of the cache has no state", layer);
   return {const_cast<uint8_t*>(buffers_[i].data()), spec_.layers[i].state_bytes,
           blocks_[static_cast<size_t>(group_of_[i])]};
-}
-
-uint8_t* KvStorage::state(int layer, int32_t slot) const {
-  const ops::StateView view = states(layer);
-  FRESHET_CHECK(slot >= 0 && slot < view.slots, "slot {} of {}", slot, view.slots);
-  return view.data + static_cast<size_t>(slot) * view.bytes;
 }
 
 size_t KvStorage::bytes() const {

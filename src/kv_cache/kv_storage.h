@@ -66,7 +66,7 @@ struct KvCacheSpec {
   // The types of a group's layers in the order of the layers: "int4", "f16 and int4".
   std::string type_names(int group) const;
   int state_group() const;  // -1: none
-  // Of all layers with keys and values, for a token of a sequence; and of a sequence's state.
+  // Of all layers with keys and values of tokens, for one of them; and of a sequence's state.
   size_t bytes_per_token() const;
   size_t state_bytes() const;
   // For callers that give each of `sequences` equal runs of blocks: pools in which `blocks` blocks
@@ -81,9 +81,7 @@ class KvStorage {
                                     Memory* memory = nullptr);
 
   ops::KvView layer(int layer) const;
-  // The states of a layer of the state group, and the one in `slot`.
-  ops::StateView states(int layer) const;
-  uint8_t* state(int layer, int32_t slot) const;
+  ops::StateView states(int layer) const;  // of a layer of the state group
   int group_of(int layer) const { return group_of_[static_cast<size_t>(layer)]; }
   const KvCacheSpec& spec() const { return spec_; }
   int32_t blocks(int group) const { return blocks_[static_cast<size_t>(group)]; }

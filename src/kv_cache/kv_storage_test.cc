@@ -45,6 +45,18 @@ TEST(KvStorage, SizesOfTypes) {
   EXPECT_EQ(bytes(ops::KvType::kInt4, 80), 108u);   // three whole groups each
 }
 
+// States and an encoder's output do not grow with the sequence.
+TEST(KvStorage, BytesPerTokenAreThoseOfTokens) {
+  KvCacheSpec spec = spec_of_three();
+  const size_t all = spec.bytes_per_token();
+  spec.groups[1].kind = KvKind::kCross;
+  EXPECT_EQ(spec.bytes_per_token(), all - spec.layers[1].block_bytes() / 16);
+  spec.groups[1].kind = KvKind::kState;
+  spec.layers[1].state_bytes = 128;
+  EXPECT_EQ(spec.bytes_per_token(), all - spec.layers[1].shape.block_bytes() / 16);
+  EXPECT_EQ(spec.state_bytes(), 128u);
+}
+
 // Layers of a group may have types of their own: some stay wide.
 TEST(KvStorage, CopiesABlockInEveryLayerOfItsGroup) {
   KvCacheSpec spec = spec_of_three();

@@ -60,9 +60,6 @@ struct ForwardBatch {
   // Empty, or [tokens]: the slot that keeps a copy of the states behind this token (ops/state.h).
   std::vector<int32_t> state_saves;
   std::vector<int32_t> token_types;  // [tokens], or empty: all of type 0
-  // Empty, or [tokens]: positions up to this one, exclusively, are visible to the token although
-  // they may lie behind it. The tokens of an image have the image's end here.
-  std::vector<int32_t> visible_end;
   // Encoder-decoders: of the sequences whose keys and values of the encoder's output are not in
   // the cache yet, ascending.
   std::vector<EncoderInput> encoder_inputs;

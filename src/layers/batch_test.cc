@@ -81,11 +81,6 @@ TEST(KeyRanges, FollowTheKindOfGroup) {
             (Pairs{{0, 5}, {0, 5}, {0, 5}, {0, 5}, {0, 5}, {0, 9}, {0, 9}}));
   EXPECT_EQ(ranges_of({.window = 2, .two_way = true}),
             (Pairs{{0, 2}, {0, 3}, {1, 4}, {2, 5}, {3, 5}, {6, 9}, {7, 9}}));
-  // An image of the tokens 1 to 3.
-  batch.visible_end = {1, 4, 4, 4, 5, 8, 9};
-  EXPECT_EQ(ranges_of({}), (Pairs{{0, 1}, {0, 4}, {0, 4}, {0, 4}, {0, 5}, {0, 8}, {0, 9}}));
-  EXPECT_EQ(ranges_of({.window = 2}),
-            (Pairs{{0, 1}, {0, 4}, {1, 4}, {2, 4}, {3, 5}, {6, 8}, {7, 9}}));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-#include <cmath>
+// GPT-2, and GPT-BigCode (StarCoder, arXiv:2305.06161), which shares keys and values.
+#include <string_view>
 
 #include "models/architectures.h"
 #include "models/decoder_config.h"
@@ -14,8 +15,8 @@ constexpr NameRule kNames[] = {
     {Role::kDown, "transformer.h.{}.mlp.c_proj"},
 };
 
-ModelSpec spec(Config& c) {
-  ModelSpec s = decoder_spec(c, "gpt2",
+ModelSpec read(Config& c, std::string_view name, std::string_view activation) {
+  ModelSpec s = decoder_spec(c, name,
                              {.vocab = 50257,
                               .hidden = 768,
                               .layers = 12,
@@ -27,16 +28,31 @@ ModelSpec spec(Config& c) {
                               .norm_bias = true,
                               .eps = 1e-5,
                               .gated = false,
-                              .activation = "gelu_new",
+                              .activation = activation,
                               .rotary = false});
   s.learned_positions = s.max_context;
   const bool scaled = c.flag({"scale_attn_weights"}, true);
-  const bool by_layer = c.flag({"scale_attn_by_inverse_layer_idx"}, false);
-  for (size_t i = 0; i < s.layers.size(); ++i) {
-    AttentionSpec& a = s.layers[i].attention();
-    a.qkv_bias = a.out_bias = s.layers[i].mlp().bias = true;
+  for (LayerSpec& layer : s.layers) {
+    AttentionSpec& a = layer.attention();
+    a.qkv_bias = a.out_bias = layer.mlp().bias = true;
     if (!scaled) a.scale = 1.0f;
-    if (by_layer) a.scale /= static_cast<float>(i + 1);
+  }
+  return s;
+}
+
+ModelSpec spec(Config& c) {
+  ModelSpec s = read(c, "gpt2", "gelu_new");
+  if (c.flag({"scale_attn_by_inverse_layer_idx"}, false)) {
+    for (size_t i = 0; i < s.layers.size(); ++i)
+      s.layers[i].attention().scale /= static_cast<float>(i + 1);
+  }
+  return s;
+}
+
+ModelSpec bigcode_spec(Config& c) {
+  ModelSpec s = read(c, "gpt_bigcode", "gelu_pytorch_tanh");
+  if (c.flag({"multi_query"}, true)) {
+    for (LayerSpec& layer : s.layers) layer.attention().kv_heads = 1;
   }
   return s;
 }
@@ -46,6 +62,13 @@ ModelSpec spec(Config& c) {
 Architecture gpt2() {
   return {
       .type = "gpt2", .spec = gpt2_model::spec, .names = gpt2_model::kNames, .transposed = true};
+}
+
+Architecture gpt_bigcode() {
+  return {.type = "gpt_bigcode",
+          .spec = gpt2_model::bigcode_spec,
+          .names = gpt2_model::kNames,
+          .fused_qkv = FusedQkv::kPerGroup};
 }
 
 }  // namespace freshet::models
