@@ -20,8 +20,8 @@ struct SessionOptions : runtime::LoadOptions {
   // Of another session, which takes turns with this one; nullptr: its own. Then the options of
   // runtime::ComputeOptions do not count.
   std::shared_ptr<runtime::Compute> compute;
-  bool encodes = false;                 // pieces have what an encoder reads
-  bool states = false;  // run_states() is wanted, of models without logits, too
+  bool encodes = false;  // pieces have what an encoder reads
+  bool states = false;   // run_states() is wanted, of models without logits, too
   // Of another session, which takes turns with this one: only caches differ. nullptr: its own.
   // Then `compute` and the options of runtime::LoadOptions do not count.
   std::shared_ptr<runtime::LoadedModel> loaded;
