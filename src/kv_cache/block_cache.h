@@ -94,6 +94,12 @@ class BlockCache {
   // A second table over the blocks of the first `computed` tokens.
   BlockTable fork(const BlockTable& table, int32_t computed);
   void release(BlockTable& table);  // leaves it empty
+  // For loads (block_store.h). Allocates what follows the table's whole blocks, up to `end` tokens,
+  // as far as the query after them reads it. All or nothing. REQUIRES: a table of whole blocks.
+  bool reserve_load(BlockTable& table, int32_t end);
+  void truncate(BlockTable& table, int32_t blocks);  // drops the entries from `blocks` on
+  // The first block that the query after `computed` tokens reads.
+  int32_t first_read(int group, int32_t computed) const { return window_start(group, computed); }
   BlockLives& lives() { return lives_; }
   void drop_idle();  // evicts every prefix that no sequence holds
 

@@ -1,5 +1,6 @@
 #include "kv_cache/kv_storage.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace freshet {
@@ -49,6 +50,10 @@ size_t KvStorage::bytes() const {
   size_t total = 0;
   for (const Buffer& buffer : buffers_) total += buffer.size();
   return total;
+}
+
+bool KvStorage::in_host_memory() const {
+  return std::ranges::all_of(buffers_, [](const Buffer& b) { return b.memory() == nullptr; });
 }
 
 void KvStorage::copy_block(int group, int32_t from, int32_t to) {

@@ -7,8 +7,9 @@
 #include <set>
 #include <vector>
 
-#include "base/philox.h"
 #include "scheduler/scheduler.h"
+#include "scheduler/tool/simulated_random.h"
+#include "scheduler/tool/simulated_store.h"
 
 namespace freshet::scheduler {
 namespace {
@@ -17,35 +18,6 @@ using kv_cache::BlockCache;
 using kv_cache::BlockTable;
 using kv_cache::kBlockTokens;
 using kv_cache::kNoBlock;
-
-uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-  return x ^ (x >> 31);
-}
-
-uint64_t extend(uint64_t hash, int32_t token) {
-  return mix(hash + 0x9E3779B97F4A7C15 + static_cast<uint64_t>(static_cast<uint32_t>(token)));
-}
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : seed_(seed) {}
-  // In [low, high].
-  int32_t in(int32_t low, int32_t high) {
-    const double u = philox_uniform(seed_, next_++, 0);
-    return low + static_cast<int32_t>(u * (static_cast<double>(high) - low + 1));
-  }
-  bool chance(int32_t percent) { return in(1, 100) <= percent; }
-  template <class T, size_t N>
-  T one_of(const T (&values)[N]) {
-    return values[in(0, static_cast<int32_t>(N) - 1)];
-  }
-
- private:
-  uint64_t seed_;
-  uint64_t next_ = 0;
-};
 
 // A simulated client and its request.
 struct Client {
@@ -61,13 +33,15 @@ struct Client {
 
 class Simulation {
  public:
-  explicit Simulation(uint64_t seed) : random_(seed) {}
+  explicit Simulation(uint64_t seed) : seed_(seed), random_(seed) {}
   SimulationReport run();
 
  private:
   static constexpr int32_t kVocab = 5;
 
   void configure();
+  void add_store();
+  void end_store();
   void arrive();
   void meddle();
   void rob();
@@ -90,11 +64,13 @@ class Simulation {
     return false;
   }
 
+  const uint64_t seed_;
   Random random_;
   SimulationReport report_;
   BlockCache::Options cache_options_;
   SchedulerOptions options_;
   std::optional<BlockCache> cache_;
+  std::unique_ptr<SimulatedStore> store_;  // in half of the seeds
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<std::vector<uint64_t>> contents_;  // [groups][blocks * kBlockTokens]
   std::vector<BlockTable> thief_;
@@ -152,6 +128,16 @@ void Simulation::configure() {
     for (int n = random_.in(0, options_.max_model_len); n > 0; --n)
       family.push_back(random_.in(0, kVocab - 1));
   }
+}
+
+// Of its own random numbers, so that the other choices of a seed stay.
+void Simulation::add_store() {
+  Random random(seed_ ^ 0x5704E);
+  if (!random.chance(50)) return;
+  store_ = std::make_unique<SimulatedStore>(
+      seed_, cache_->groups(), random.one_of({1, 4, 20, 200}),
+      [this](int group, int32_t block) { return slots(group, block); });
+  scheduler_->set_store(*store_, random.chance(30));
 }
 
 void Simulation::arrive() {
@@ -467,6 +453,7 @@ bool Simulation::check_admissions(const std::vector<std::pair<SequenceId, Rank>>
     const Request& admitted = *scheduler_->sequence(item.sequence).request;
     for (const auto& [id, rank] : waiting_before) {
       if (!scheduler_->has(id) || scheduler_->sequence(id).started) continue;
+      if (scheduler_->sequence(id).state == State::kLoading) continue;  // others go on meanwhile
       const Request& other = *scheduler_->sequence(id).request;
       const bool same_tenant = !options_.fair_share || admitted.tenant == other.tenant;
       if (same_tenant && rank < fresh->second)
@@ -530,6 +517,18 @@ bool Simulation::step() {
   return true;
 }
 
+// Loads of sequences that have ended must end, too, and give their blocks back.
+void Simulation::end_store() {
+  for (int i = 0; i < 8; ++i) scheduler_->schedule(now_);
+  if (store_->busy()) fail("a load never ends");
+  if (const Status books = store_->check(); !books.ok()) fail(books.message());
+  report_.tier_stored = store_->stored();
+  report_.tier_swapped = store_->swapped();
+  report_.tier_loaded = store_->loaded();
+  report_.tier_failed = store_->failed();
+  report_.tier_hits = scheduler_->stats().tier_hits;
+}
+
 SimulationReport Simulation::run() {
   configure();
   auto scheduler = Scheduler::create(options_, *cache_);
@@ -538,6 +537,7 @@ SimulationReport Simulation::run() {
     return report_;
   }
   scheduler_ = std::move(*scheduler);
+  add_store();
   const int32_t rounds = random_.in(5, 60);
   const int32_t rate = random_.in(5, 95);
   for (int32_t i = 0; i < rounds && report_.failure.empty(); ++i) {
@@ -563,6 +563,7 @@ SimulationReport Simulation::run() {
   if (!report_.failure.empty()) return report_;
   report_.cached_tokens = scheduler_->stats().cached_tokens;
   if (!scheduler_->idle()) fail("the scheduler keeps sequences that have ended");
+  if (store_) end_store();
   scheduler_->unpin_all();
   cache_->drop_idle();
   for (int g = 0; g < cache_->groups(); ++g) {
@@ -573,23 +574,6 @@ SimulationReport Simulation::run() {
 }
 
 }  // namespace
-
-SimulationReport& SimulationReport::operator+=(const SimulationReport& other) {
-  if (failure.empty()) failure = other.failure;
-  digest ^= other.digest;
-  steps += other.steps;
-  requests += other.requests;
-  finished += other.finished;
-  cancelled += other.cancelled;
-  expired += other.expired;
-  preemptions += other.preemptions;
-  cached_tokens += other.cached_tokens;
-  copies += other.copies;
-  accepted_drafts += other.accepted_drafts;
-  branch_tokens += other.branch_tokens;
-  refused_while_robbed += other.refused_while_robbed;
-  return *this;
-}
 
 SimulationReport simulate(uint64_t seed) {
   return Simulation(seed).run();
