@@ -273,6 +273,10 @@ void add_http_options(CLI::App& command, Options& o) {
       ->default_str("last")
       ->group("Server");
   command
+      .add_option("--slot-save-path", o.app.slot_save_path,
+                  "Folder for POST /slots/N?action=save and restore (default: none)")
+      ->group(kRareGroup);
+  command
       .add_flag("--disable-access-log", o.no_access_log,
                 "Turn off the access log (one JSON line per request on standard error)")
       ->group("Server");

@@ -8,9 +8,12 @@
 #include <mutex>
 #include <random>
 
+#include "base/units.h"
 #include "engine/memory.h"
 #include "engine/plan.h"
+#include "engine/prefix_files.h"
 #include "engine/step_loop.h"
+#include "engine/tiers.h"
 #include "runtime/loaded_model.h"
 #include "speculative/draft_runner.h"
 #include "speculative/length_controller.h"
@@ -30,6 +33,9 @@ struct Engine::Impl {
   std::optional<speculative::Config> speculation;
   std::unique_ptr<speculative::Drafter> drafter;
   std::unique_ptr<speculative::LengthController> lengths;
+  kv_cache::TierConfig tier_config;
+  std::unique_ptr<kv_cache::TierStore> tiers;
+  std::string identity;  // of cached blocks
   std::unique_ptr<engine::StepLoop> loop;
 };
 
@@ -121,7 +127,7 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
 
 Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
                                const ModelSpec& spec, const speculative::Config* speculation,
-                               runtime::Compute& compute) {
+                               size_t host_tier, runtime::Compute& compute) {
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(options.kv_cache_dtype));
   PlanRequest r;
   speculative::DrafterCost drafter;
@@ -143,6 +149,15 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   r.hidden_size = spec.hidden_size;
   r.kv = kv_cache_spec(spec, type);
   r.available = engine::available_memory();
+  if (host_tier > 0 && r.available > 0) {
+    if (host_tier >= r.available) {
+      return resource_exhausted(
+          "{} of host memory for the cache's blocks, {} available: "
+          "a smaller --kv-offloading-size is needed",
+          format_bytes(host_tier), format_bytes(r.available));
+    }
+    r.available -= host_tier;
+  }
   FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
   if (const ops::Device* device = compute.device()) {
     const double share = std::clamp(options.gpu_memory_utilization, 0.05, 1.0);
@@ -291,8 +306,9 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
                              speculative::parse_config(options.speculative_config));
   }
   const speculative::Config* const speculation = impl->speculation ? &*impl->speculation : nullptr;
-  FRESHET_ASSIGN_OR_RETURN(impl->plan,
-                           plan_memory(options, checkpoint, spec, speculation, *compute));
+  FRESHET_ASSIGN_OR_RETURN(impl->tier_config, engine::tier_config(options));
+  FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, speculation,
+                                                   impl->tier_config.host_bytes, *compute));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan));
   impl->cache = describe_cache(options, plan);
@@ -320,6 +336,15 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
     progress("measuring the model's steps", 0.0);
     FRESHET_ASSIGN_OR_RETURN(impl->lengths, make_lengths(*speculation, plan, *impl->loaded, cache));
     l.lengths = impl->lengths.get();
+  }
+  impl->identity = engine::cache_identity(options, checkpoint, compute->ops(), cache.spec());
+  if (impl->tier_config.wanted()) {
+    progress("opening the tiers of the cache", 0.0);
+    FRESHET_ASSIGN_OR_RETURN(impl->tiers,
+                             engine::open_tiers(impl->tier_config, impl->identity, cache));
+    impl->cache.tiers = true;
+    l.tiers = impl->tiers.get();
+    l.save_prompts_only = impl->tier_config.prompt_only;
   }
   progress("loading the vocabulary", 0.0);
   FRESHET_ASSIGN_OR_RETURN(Vocabulary words, vocabulary.get());
@@ -393,7 +418,24 @@ std::string Engine::device() const {
   return impl_->loaded->device();
 }
 std::string Engine::memory_plan() const {
-  return impl_->plan.describe();
+  std::string text = impl_->plan.describe();
+  if (impl_->tiers != nullptr) text += engine::describe_tiers(impl_->tier_config, *impl_->tiers);
+  return text;
+}
+Result<PrefixFile> Engine::save_prefix(const std::vector<int32_t>& tokens,
+                                       const std::string& cache_salt, const std::string& path) {
+  return engine::save_prefix(*impl_->loop, impl_->identity, tokens, cache_salt, path);
+}
+Result<PrefixFile> Engine::restore_prefix(const std::string& path, const std::string& cache_salt) {
+  return engine::restore_prefix(*impl_->loop, impl_->identity, path, cache_salt);
+}
+int Engine::erase_prefix(const std::vector<int32_t>& tokens, const std::string& cache_salt) {
+  return engine::erase_prefix(*impl_->loop, tokens, cache_salt);
+}
+std::string Engine::cache_secret() const {
+  if (impl_->tiers == nullptr || impl_->tier_config.folder.empty()) return {};
+  const kv_cache::BlockKey key = impl_->tiers->root("secret of salts");
+  return fmt::format("{:016x}{:016x}", key.high, key.low);
 }
 EngineStats Engine::stats() const {
   return impl_->loop->stats();

@@ -101,6 +101,8 @@ class BlockCache {
   // The first block that the query after `computed` tokens reads.
   int32_t first_read(int group, int32_t computed) const { return window_start(group, computed); }
   BlockLives& lives() { return lives_; }
+  // Evicts the idle blocks at the end of a cached prefix; returns how many tokens they held.
+  int32_t forget(std::string_view salt, std::span<const int32_t> tokens);
   void drop_idle();  // evicts every prefix that no sequence holds
 
   // An error unless all references belong to `tables` and the tree.

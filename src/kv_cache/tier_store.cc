@@ -90,6 +90,10 @@ TierStore::TierStore(Options options, BlockPlaces places, HostTier host, const B
 }
 
 TierStore::~TierStore() {
+  stop();
+}
+
+void TierStore::stop() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -97,6 +101,7 @@ TierStore::~TierStore() {
   to_write_.notify_all();
   to_read_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 bool TierStore::has(const BlockKey& key, int group) {
@@ -203,7 +208,7 @@ bool TierStore::pays(std::span<const BlockUnit> units, int64_t tokens, bool swap
   const double compute = compute_ns_.load() * static_cast<double>(tokens);
   if (compute == 0.0) return true;  // nothing was computed yet: a warm start
   const std::lock_guard lock(mutex_);
-  double seconds = 50e-6;
+  double seconds = options_.load_seconds;
   for (const BlockUnit& unit : units) {
     const auto bytes = static_cast<double>(unit_bytes_[static_cast<size_t>(unit.group)]);
     const bool in_host = swap || host_.find(unit.key, unit.group) != kNoBlock;
@@ -287,7 +292,7 @@ void TierStore::read_blocks() {
     stats_.load_seconds += static_cast<double>(options_.now_ns() - load->started_at) * 1e-9;
     ended_.push_back({load->ticket, {load->ok.begin(), load->ok.end()}});
     lock.unlock();
-    if (options_.on_loaded) options_.on_loaded();
+    if (on_loaded_) on_loaded_();
     lock.lock();
   }
 }

@@ -4,11 +4,10 @@
 // store() copies a block into a slot of the host tier at once, on the caller's thread; a writer
 // thread takes it from there to the disk. If the writer is behind, or the bandwidth budget is
 // spent, the block is left out. Loads run on reader threads, which write straight into the blocks
-// of the cache: from slots, or from files with one call for all layers. `on_loaded` is called by a
-// reader when a load has ended. Destroying the store drops loads that wait and writes what is
-// queued for the disk.
+// of the cache: from slots, or from files with one call for all layers. Destroying the store drops
+// loads that wait and writes what is queued for the disk.
 //
-// The cache's memory must outlive the store. One thread calls the BlockStore functions, any thread
+// The cache's memory must live until stop(). One thread calls the BlockStore functions, any thread
 // stats(). A cache on a device would be copied through Device::fetch() and write() on the step
 // thread; that is not there, so create() refuses it.
 #pragma once
@@ -66,8 +65,8 @@ class TierStore final : public BlockStore {
     std::string host_policy = "lru";
     std::unique_ptr<DiskTier> disk;  // may be nullptr
     int readers = 2;
-    double write_rate = 2e9;  // bytes a second of store(), swaps apart; 0: no limit
-    std::function<void()> on_loaded;
+    double load_seconds = 50e-6;    // that a load takes besides those of its bytes, for pays()
+    double write_rate = 2e9;        // bytes a second of store(), swaps apart; 0: no limit
     int64_t (*now_ns)() = nullptr;  // nullptr: the steady clock
   };
   // Errors: kUnsupported (a cache on a device), kInvalidArgument (too little host memory).
@@ -85,6 +84,12 @@ class TierStore final : public BlockStore {
   uint64_t load(std::vector<BlockUnit> units) override;
   std::vector<LoadResult> take_loaded() override;
 
+  // Called by a reader when a load has ended. Must be set before the first load.
+  void set_on_loaded(std::function<void()> on_loaded) { on_loaded_ = std::move(on_loaded); }
+  // Ends the threads as the destructor does: from then on the cache's memory is not used.
+  void stop();
+  const BlockPlaces& places() const { return places_; }
+  size_t host_bytes() const { return host_.bytes(); }
   // What computing prompt tokens has taken, for pays().
   void note_compute(int64_t tokens, double seconds);
   TierStats stats() const;
@@ -115,6 +120,7 @@ class TierStore final : public BlockStore {
   const BlockPlaces places_;
   const std::vector<size_t> unit_bytes_;
   const BlockKeys keys_;
+  std::function<void()> on_loaded_;
   double budget_ = 0.0;  // bytes that may be stored now
   int64_t budget_at_ = 0;
   std::atomic<double> compute_ns_ = 0.0;  // of a token; 0: not known
