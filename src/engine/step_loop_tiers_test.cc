@@ -133,8 +133,7 @@ TEST_F(TiersTest, AWarmPrefixAfterARestart) {
     other.add_to(options);
     Rig rig(options);
     expect_all_same(run_all(rig, 20), expected);
-    EXPECT_EQ(rig.loop().stats().tiers.disk_blocks, other.store->stats().stores)
-        << "only what this run stored";
+    EXPECT_EQ(rig.loop().stats().tiers.hits, 0) << "blocks of another model";
     rig.stop();
   }
 }
@@ -163,7 +162,7 @@ TEST_F(TiersTest, PrefixesInFiles) {
   expect_same(warm, expected, 6);
   EXPECT_EQ(warm.usage.cached_tokens, static_cast<int>(saved->tokens.size()));
 
-  EXPECT_GE(erase_prefix(second.loop(), saved->tokens, ""), 16);
+  EXPECT_EQ(erase_prefix(second.loop(), saved->tokens, ""), 0) << "the answer goes on from there";
   Rig third(options);
   ASSERT_TRUE(restore_prefix(third.loop(), "model", path, "").ok());
   EXPECT_EQ(erase_prefix(third.loop(), saved->tokens, ""), static_cast<int>(saved->tokens.size()));

@@ -5,6 +5,8 @@
 
 #include <fmt/ranges.h>
 
+#include "base/hash.h"
+#include "base/mapped_file.h"
 #include "base/units.h"
 #include "models/weight_cache.h"
 
@@ -16,6 +18,32 @@ constexpr int kBlockLayout = 1;
 // Without a host tier, the buffer between the cache and the disk.
 constexpr size_t kWriteBuffer = size_t{64} << 20;
 constexpr size_t kLeastBlocks = 16;
+
+// A file of the model, wherever it lies. The time of its last change tells of edits that the pages
+// miss. The embedded model is a new file in memory at each start, so all of it is read.
+std::string digest_of(const MappedFile& file) {
+  constexpr size_t kPages = 64, kPage = 4096;
+  const std::span<const uint8_t> bytes = file.bytes();
+  if (file.path().starts_with("/proc/self/fd/"))
+    return fmt::format("file {} {:016x}\n", bytes.size(), hash_bytes(bytes));
+  uint64_t pages = 0;
+  for (size_t i = 0; i < kPages && !bytes.empty(); ++i) {
+    const size_t size = std::min(bytes.size(), kPage);
+    pages = hash_bytes(bytes.subspan((bytes.size() - size) / (kPages - 1) * i, size), pages);
+  }
+  return fmt::format("file {} {} {:016x}\n", bytes.size(), file.changed_ns(), pages);
+}
+
+// The lines of the key of packed weights that are not about files: program, kernels, configuration.
+std::string kernel_lines(const std::string& key) {
+  std::string lines;
+  for (size_t at = 0; at < key.size();) {
+    const size_t end = std::min(key.find('\n', at), key.size() - 1) + 1;
+    if (key.compare(at, 5, "file ") != 0) lines += key.substr(at, end - at);
+    at = end;
+  }
+  return lines;
+}
 
 }  // namespace
 
@@ -42,8 +70,9 @@ Result<kv_cache::TierConfig> tier_config(const EngineOptions& o) {
 
 std::string cache_identity(const EngineOptions& o, const loader::Checkpoint& checkpoint,
                            const ops::Ops& ops, const KvCacheSpec& cache) {
-  std::string text =
-      fmt::format("layout {}\n{}", kBlockLayout, models::weight_cache_key(checkpoint, ops));
+  std::string text = fmt::format("layout {}\n{}", kBlockLayout,
+                                 kernel_lines(models::weight_cache_key(checkpoint, ops)));
+  for (const MappedFile* file : checkpoint.files()) text += digest_of(*file);
   text += fmt::format("path {}\nforced {}\nblock {}\n", o.reference ? "reference" : "kernels",
                       fmt::join(o.force_kernels, " "), ops::kBlockTokens);
   for (const KvGroup& group : cache.groups) {

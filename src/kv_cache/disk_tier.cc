@@ -49,6 +49,7 @@ uint32_t number_of_log(const std::string& name) {
 Result<std::unique_ptr<DiskTier>> DiskTier::open(DiskTierOptions options) {
   std::unique_ptr<DiskTier> tier(new DiskTier(std::move(options)));
   DiskTierOptions& o = tier->options_;
+  while (o.folder.size() > 1 && o.folder.ends_with('/')) o.folder.pop_back();
   if (o.calls != nullptr) tier->calls_ = o.calls;
   if (o.seconds == nullptr) o.seconds = steady_seconds;
   size_t block = 0;
