@@ -1,6 +1,7 @@
 // Every attention row that this CPU can run, against the reference row; and batch invariance: a
 // query's result has the same bits alone, in a batch, in a chunk, and for any thread pool.
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <numeric>
 
@@ -198,6 +199,16 @@ std::vector<float> attended(const AttentionCase& c, uint32_t seed, ThreadPool& p
   p.attend(*o, cache, whole(c), out.floats());
   return {out.floats(), out.floats() + p.out_floats()};
 }
+// The result of the whole problem, from a new cache.
+std::vector<float> read_back(Problem& p, ThreadPool& pool, const std::string& row) {
+  const auto o = p.make(pool, row);
+  Guarded memory(p.c.shape.block_bytes() * static_cast<size_t>(p.blocks));
+  const ops::KvView cache{p.c.shape, memory.data(), p.blocks};
+  p.fill(*o, cache);
+  std::vector<float> out(p.out_floats());
+  p.attend(*o, cache, whole(p.c), out.data());
+  return out;
+}
 float farthest(const std::vector<float>& a, const std::vector<float>& b) {
   float worst = 0.0f;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -212,13 +223,13 @@ TEST_P(AttentionConformance, AgreesWithTheReference) {
   ThreadPool pool(2, false);
   uint32_t seed = 1;
   const std::string name = GetParam();
-  const bool whole_numbers = name == "attention.amx" || name == "attention.emulated";
+  const bool tiles = name == "attention.amx" || name == "attention.emulated";
   for (const AttentionCase& c : cases::attention_cases()) {
     if (!supported(name, c.shape)) continue;
     SCOPED_TRACE(c.name());
     const std::vector<float> want = attended(c, seed += 10, pool, "attention.reference");
     float most = 1e-5f;
-    if (whole_numbers) {
+    if (tiles || ops::has_int4(c.shape.type)) {
       AttentionCase exact = c;
       exact.shape.type = ops::KvType::kF32;
       most = 0.75f * farthest(want, attended(exact, seed, pool, "attention.reference"));
@@ -268,22 +279,76 @@ TEST_P(AttentionConformance, Int8KeepsWholeNumbersAndAScaleOf32) {
   }
 }
 
-// A NaN token affects only the queries that see it.
-TEST_P(AttentionConformance, Int8KeepsNotANumber) {
-  if (!supported(GetParam(), {ops::KvType::kInt8, 1, 64, 64, false})) GTEST_SKIP();
+// A query of a single token returns the token's value. In INT4 that is H d(H v), where H is
+// Sylvester's matrix over the square root of 64 and d() rounds groups of 32 to 16 levels, of which
+// the lowest is the number of the largest magnitude. The transform of these whole numbers is exact
+// in F32. The keys have other numbers, which must not matter.
+TEST_P(AttentionConformance, Int4IsTheRotatedVectorIn16Levels) {
+  constexpr int kDim = 64;
+  const auto rotated = [](const std::vector<double>& x) {
+    std::vector<double> y(kDim, 0.0);
+    for (unsigned i = 0; i < kDim; ++i) {
+      for (unsigned j = 0; j < kDim; ++j) y[i] += std::popcount(i & j) % 2 != 0 ? -x[j] : x[j];
+      y[i] /= 8.0;
+    }
+    return y;
+  };
   ThreadPool pool(1);
-  for (const char* row : {"attention.reference", GetParam()}) {
-    AttentionCase c{{ops::KvType::kInt8, 1, 64, 64, false}, 1, 0.0f, 0, false, {{40, 1}, {9, 9}}};
-    Problem p(c, 7);
-    p.values[20 * 64 + 3] = std::numeric_limits<float>::quiet_NaN();
-    const auto o = p.make(pool, row);
-    Guarded memory(c.shape.block_bytes() * static_cast<size_t>(p.blocks));
-    Guarded out(p.out_floats() * sizeof(float));
-    const ops::KvView cache{c.shape, memory.data(), p.blocks};
-    p.fill(*o, cache);
-    p.attend(*o, cache, whole(c), out.floats());
-    for (size_t i = 0; i < p.out_floats(); ++i) {
-      EXPECT_EQ(std::isnan(out.floats()[i]), i < 32) << row << " at " << i;
+  for (const ops::KvType type : {ops::KvType::kInt4, ops::KvType::kK8V4}) {
+    const AttentionCase c{{type, 2, kDim, kDim, false}, 2, 0.0f, 0, false, {{1, 1}}};
+    if (!supported(GetParam(), c.shape)) GTEST_SKIP();
+    for (const char* row : {"attention.reference", GetParam()}) {
+      Problem p(c, 5);
+      std::mt19937 rng(6);
+      for (int round = 0; round < 100; ++round) {
+        for (float& v : p.values) v = static_cast<float>(static_cast<int>(rng() % 2001) - 1000);
+        if (round == 1) std::fill(p.values.begin(), p.values.begin() + kDim, 0.0f);
+        const std::vector<float> out = read_back(p, pool, row);
+        for (int head = 0; head < 2; ++head) {
+          const float* const v = p.values.data() + head * kDim;
+          std::vector<double> y = rotated({v, v + kDim});
+          for (int g = 0; g < kDim; g += 32) {
+            const auto from = y.begin() + g, to = from + 32;
+            const auto [least, most] = std::minmax_element(from, to);
+            const double extreme = *most >= -*least ? *most : *least;
+            const float scale = f16_to_f32(f32_to_f16(static_cast<float>(extreme / -8.0)));
+            for (auto i = from; i < to && scale != 0.0f; ++i) {
+              const float to_code = 1.0f / scale;
+              *i = std::clamp(std::nearbyint(static_cast<float>(*i) * to_code), -8.0f, 7.0f) *
+                   static_cast<double>(scale);
+            }
+          }
+          const std::vector<double> want = rotated(y);
+          for (int d = 0; d < kDim; ++d) {
+            ASSERT_NEAR(out[static_cast<size_t>(head * kDim + d)], want[static_cast<size_t>(d)],
+                        0.01)
+                << row << " " << ops::name_of(type) << " round " << round << " at " << d;
+          }
+        }
+      }
+    }
+  }
+}
+
+// A NaN token affects only the queries that see it. A rotated one is NaN in all features.
+TEST_P(AttentionConformance, ScaledTypesKeepNotANumber) {
+  ThreadPool pool(1);
+  for (const ops::KvType type : {ops::KvType::kInt8, ops::KvType::kInt4, ops::KvType::kK8V4}) {
+    const AttentionCase c{{type, 1, 64, 64, false}, 1, 0.0f, 0, false, {{40, 1}, {9, 9}}};
+    if (!supported(GetParam(), c.shape)) continue;
+    for (const char* row : {"attention.reference", GetParam()}) {
+      for (std::vector<float> Problem::* const where :
+           {&Problem::keys, &Problem::values, &Problem::queries}) {
+        Problem p(c, 7);
+        (p.*where)[(where == &Problem::queries ? 0 : 20 * 64) + 3] =
+            std::numeric_limits<float>::quiet_NaN();
+        const std::vector<float> out = read_back(p, pool, row);
+        const bool group = where == &Problem::values && !ops::has_int4(type);
+        for (size_t i = 0; i < out.size(); ++i) {
+          EXPECT_EQ(std::isnan(out[i]), i < (group ? 32 : 64))
+              << row << " " << ops::name_of(type) << " at " << i;
+        }
+      }
     }
   }
 }
@@ -295,15 +360,7 @@ TEST_P(AttentionConformance, F16KeepsNotANumberAndSaturates) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   ThreadPool pool(1);
-  const auto attended = [&](Problem& p) {
-    const auto o = p.make(pool, GetParam());
-    Guarded memory(c.shape.block_bytes() * static_cast<size_t>(p.blocks));
-    Guarded out(p.out_floats() * sizeof(float));
-    const ops::KvView cache{c.shape, memory.data(), p.blocks};
-    p.fill(*o, cache);
-    p.attend(*o, cache, whole(c), out.floats());
-    return std::vector<float>(out.floats(), out.floats() + p.out_floats());
-  };
+  const auto attended = [&](Problem& p) { return read_back(p, pool, GetParam()); };
   for (std::vector<float> Problem::* const where :
        {&Problem::keys, &Problem::values, &Problem::queries}) {
     for (const float number : {kNaN, kInfinity, -kInfinity}) {
@@ -365,6 +422,59 @@ TEST_P(AttentionConformance, TheBatchNeverChangesAResult) {
       }
       expect_same("chunks");
       if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// A query that attends to [first, end) is the last token of a sequence of `end` tokens with a
+// window of end - first, bit for bit. Ranges may end behind the query, and start in front of its
+// window.
+TEST_P(AttentionConformance, RangesAreWindowsOfOtherSequences) {
+  ThreadPool pool(2, false), many(7, false);
+  std::mt19937 rng(3);
+  uint32_t seed = 3;
+  for (AttentionCase c : cases::attention_cases()) {
+    if (!supported(GetParam(), c.shape)) continue;
+    SCOPED_TRACE(c.name());
+    c.window = 0;
+    Problem p(c, seed += 10);
+    const auto o = p.make(pool, GetParam()), shared = p.make(many, GetParam());
+    Guarded memory(c.shape.block_bytes() * static_cast<size_t>(p.blocks));
+    const ops::KvView cache{c.shape, memory.data(), p.blocks};
+    p.fill(*o, cache);
+    const int64_t q_cols = int64_t{c.heads} * c.shape.key_dim;
+    const int64_t out_cols = int64_t{c.heads} * c.shape.value_dim;
+    const auto run = [&](ops::Ops& ops, const AttentionBatch& batch, int64_t first, int64_t count,
+                         float* out) {
+      ops.attention({out, count, out_cols, out_cols}, p.rows_of(p.queries, first, count, q_cols),
+                    cache, batch, p.params);
+    };
+    std::vector<ops::KeyRange> ranges;
+    std::vector<int32_t> starts = {0}, contexts;
+    std::vector<float> want(p.out_floats()), got(p.out_floats());
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      const int32_t context = c.sequences[s].context, queries = c.sequences[s].queries;
+      std::vector<int32_t> ends(static_cast<size_t>(queries)), firsts = ends;
+      for (int32_t& end : ends) end = 1 + static_cast<int32_t>(rng() % context);
+      std::sort(ends.begin(), ends.end());
+      for (int32_t& first : firsts) first = static_cast<int32_t>(rng() % ends.front());
+      std::sort(firsts.begin(), firsts.end());
+      contexts.push_back(context);
+      starts.push_back(starts.back() + queries);
+      for (size_t q = 0; q < ends.size(); ++q) {
+        ranges.push_back({firsts[q], ends[q]});
+        const int32_t one[] = {0, 1};
+        const int64_t row = starts[s] + static_cast<int64_t>(q);
+        p.params.window = ends[q] - firsts[q];
+        run(*o,
+            {one, {&ends[q], 1}, p.tables.data() + static_cast<int64_t>(s) * p.stride, p.stride},
+            row, 1, want.data() + row * out_cols);
+      }
+    }
+    p.params.window = 0;
+    for (ops::Ops* ops : {o.get(), shared.get()}) {
+      run(*ops, {starts, contexts, p.tables.data(), p.stride, ranges}, 0, p.tokens, got.data());
+      ASSERT_EQ(0, std::memcmp(want.data(), got.data(), want.size() * sizeof(float)));
     }
   }
 }

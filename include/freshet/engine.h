@@ -21,6 +21,7 @@
 namespace freshet {
 
 class Model;
+struct PooledHeads;
 namespace tokenizer {
 class Tokenizer;
 }
@@ -117,20 +118,33 @@ struct Usage {
   std::vector<std::pair<std::string, double>> waited;
 };
 
-// How an embedding is made from the hidden states after the final norm: from the last token, or as
-// the mean over all tokens.
-enum class Pooling { kNone, kLast, kMean };
+// How a vector is made from the hidden states after the final norm.
+enum class Pooling {
+  kNone,      // none: text is generated
+  kLast,      // the state of the last token ...
+  kMean,      // ... the mean over all tokens ...
+  kFirst,     // ... the state of the first token ([CLS]) ...
+  kMax,       // ... the largest of each feature; not normalised
+  kModel,     // pooling and further layers as the model's files say; not normalised
+  kClassify,  // the scores of the model's classification head, before sigmoid or softmax
+};
 
 struct Request {
-  std::string id;               // for logs; generated if empty
-  std::vector<int32_t> prompt;  // token ids, special tokens included
+  std::string id;                       // for logs; generated if empty
+  std::vector<int32_t> prompt;          // token ids, special tokens included
+  std::vector<int32_t> token_type_ids;  // of encoders: the segment of each token; empty: all 0
+  // Encoder-decoders: what the encoder reads, a text or log-mel features [mel_bins, frames]. Then
+  // `prompt` is what the decoder begins with. If both are empty, the encoder reads `prompt`.
+  std::vector<int32_t> encoder_ids;
+  std::vector<float> features;
+  int64_t frames = 0;
   SamplingParams params;
   int priority = 0;         // lower runs first
   std::string tenant;       // tenants get equal shares of the machine
   std::string cache_salt;   // requests with different salts never share cached prefixes
   int pin_tokens = 0;       // this many first prompt tokens stay cached if possible
   double deadline_s = 0.0;  // > 0: cancelled this many seconds after submission
-  // If not kNone, nothing is generated; on_embedding gets the pooled states, not normalised.
+  // If not kNone, nothing is generated; on_embedding gets the vector.
   Pooling pooling = Pooling::kNone;
   std::function<void(const Delta&)> on_delta;  // called for each sample, in order
   std::function<void(const Usage&)> on_done;   // last call
@@ -156,9 +170,10 @@ struct EngineOptions {
   std::vector<std::string> force_kernels;
   // Directory that keeps packed weights for the next start; "": none.
   std::string weight_cache_dir;
-  std::string kv_cache_dtype = "auto";  // auto, f32, f16, bf16, fp8, int8
-  int max_model_len = 0;                // 0: the model's limit, as far as memory allows
-  size_t kv_cache_memory = 0;           // bytes; 0: from the memory plan
+  std::string kv_cache_dtype = "auto";    // auto, f32, f16, bf16, fp8, int8, int4, k8v4
+  std::vector<int> kv_cache_skip_layers;  // layers that keep what auto means
+  int max_model_len = 0;                  // 0: the model's limit, as far as memory allows
+  size_t kv_cache_memory = 0;             // bytes; 0: from the memory plan
   // Maximum sequences per step, and the token budget of a step (chunked prefill). 0: 256 and 2,048
   // (512 with up to 4 threads); on a GPU 1,024 and 8,192 if the workspace of such steps takes at
   // most an eighth of the memory that the weights leave free.
@@ -314,6 +329,7 @@ class Engine {
   const Tokenizer& tokenizer() const;
   bool has_tokenizer() const;
   const Model& model() const;
+  const PooledHeads& heads() const;  // what the model gives besides text
   int max_model_len() const;
   int max_drafts() const;  // most drafted tokens of a sequence in a step; 0: no speculation
   CacheInfo cache_info() const;

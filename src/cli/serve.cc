@@ -266,16 +266,17 @@ void add_http_options(CLI::App& command, Options& o) {
       .add_option_function<std::string>(
           "--pooling",
           [&o](const std::string& s) {
-            o.app.pooling = s == "mean" ? Pooling::kMean : Pooling::kLast;
+            o.app.pooling = s == "mean"   ? Pooling::kMean
+                            : s == "cls"  ? Pooling::kFirst
+                            : s == "max"  ? Pooling::kMax
+                            : s == "last" ? Pooling::kLast
+                                          : Pooling::kModel;
           },
-          "Embeddings: the hidden state of the last token, or the mean of all tokens")
-      ->check(CLI::IsMember({"last", "mean"}))
-      ->default_str("last")
+          "Embeddings: the hidden state of the first or last token, or the mean or maximum of all "
+          "tokens; auto: as the model's files say")
+      ->check(CLI::IsMember({"auto", "cls", "last", "max", "mean"}))
+      ->default_str("auto")
       ->group("Server");
-  command
-      .add_option("--slot-save-path", o.app.slot_save_path,
-                  "Folder for POST /slots/N?action=save and restore (default: none)")
-      ->group(kRareGroup);
   command
       .add_flag("--disable-access-log", o.no_access_log,
                 "Turn off the access log (one JSON line per request on standard error)")
@@ -392,6 +393,10 @@ void add_scheduler_options(CLI::App& command, Options& o) {
 }
 
 void add_metrics_options(CLI::App& command, Options& o) {
+  command
+      .add_option("--slot-save-path", o.app.slot_save_path,
+                  "Folder for POST /slots/N?action=save and restore (default: none)")
+      ->group(kRareGroup);
   command
       .add_flag("--kv-cache-metrics", o.kv_cache_metrics,
                 "Add lifetime, idle time and reuse gap of cached blocks to /metrics")

@@ -14,6 +14,7 @@
 #include "engine/prefix_files.h"
 #include "engine/step_loop.h"
 #include "engine/tiers.h"
+#include "models/pooled_heads.h"
 #include "runtime/loaded_model.h"
 #include "speculative/draft_runner.h"
 #include "speculative/length_controller.h"
@@ -30,6 +31,7 @@ struct Engine::Impl {
   bool has_tokenizer = false;
   engine::MemoryPlan plan;
   CacheInfo cache;
+  PooledHeads heads;
   std::optional<speculative::Config> speculation;
   std::unique_ptr<speculative::Drafter> drafter;
   std::unique_ptr<speculative::LengthController> lengths;
@@ -37,7 +39,29 @@ struct Engine::Impl {
   std::unique_ptr<kv_cache::TierStore> tiers;
   std::string identity;  // of cached blocks
   std::unique_ptr<engine::StepLoop> loop;
+
+  Status open_tiers(const EngineOptions& options, const loader::Checkpoint& checkpoint,
+                    const KvStorage& storage, engine::StepLoopOptions& l);
 };
+
+// Opens the tiers over the cache, if any are wanted, and tells the loop's options.
+Status Engine::Impl::open_tiers(const EngineOptions& options, const loader::Checkpoint& checkpoint,
+                                const KvStorage& storage, engine::StepLoopOptions& l) {
+  identity = engine::cache_identity(options, checkpoint, loaded->ops(), storage.spec());
+  if (!tier_config.wanted()) return {};
+  if (!l.share_prefixes) {
+    return unsupported(
+        "prefixes of {} cannot be kept: leave out --kv-offloading-size, --kv-transfer-config and "
+        "--kv-cache-dir",
+        loaded->spec().architecture);
+  }
+  if (options.on_progress) options.on_progress("opening the tiers of the cache", 0.0);
+  FRESHET_ASSIGN_OR_RETURN(tiers, engine::open_tiers(tier_config, identity, storage));
+  cache.tiers = true;
+  l.tiers = tiers.get();
+  l.save_prompts_only = tier_config.prompt_only;
+  return {};
+}
 
 namespace {
 
@@ -86,6 +110,36 @@ std::vector<int32_t> end_ids(const Checkpoint& checkpoint, const Vocabulary& voc
   return ids;
 }
 
+// What the decoder of an encoder-decoder begins with.
+std::vector<int32_t> decoder_start(const Checkpoint& checkpoint) {
+  std::vector<int32_t> ids;
+  for (const char* key : {"decoder_start_token_id", "forced_bos_token_id"}) {
+    const json::Value& generation = checkpoint.generation_config();
+    const json::Value* id = generation.is_object() ? generation.find(key) : nullptr;
+    if (id == nullptr) id = checkpoint.config().find(key);
+    const auto value = id != nullptr && id->is_number() ? id->as_int64() : std::nullopt;
+    if (value && *value >= 0 && *value <= INT32_MAX) ids.push_back(static_cast<int32_t>(*value));
+  }
+  if (ids.empty()) ids.push_back(0);
+  return ids;
+}
+
+Result<std::optional<speculative::Config>> read_speculation(const EngineOptions& options,
+                                                            const ModelSpec& spec) {
+  if (options.speculative_config.empty()) return std::optional<speculative::Config>();
+  if (spec.encoder != nullptr) {
+    return invalid_argument("--speculative-config is for decoders: {} is an encoder-decoder",
+                            spec.architecture);
+  }
+  if (!spec.generates) {
+    return invalid_argument("--speculative-config is for models that write text: {} does not",
+                            spec.architecture);
+  }
+  FRESHET_ASSIGN_OR_RETURN(speculative::Config config,
+                           speculative::parse_config(options.speculative_config));
+  return std::optional(std::move(config));
+}
+
 runtime::LoadOptions load_options(const EngineOptions& options) {
   runtime::LoadOptions o;
   o.threads = options.threads;
@@ -125,11 +179,25 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
   return bytes;
 }
 
+// The memory that a host tier leaves; 0: not known.
+Result<size_t> memory_beside(size_t host_tier) {
+  const size_t available = engine::available_memory();
+  if (available == 0 || host_tier < available) return available - std::min(available, host_tier);
+  return resource_exhausted(
+      "{} of host memory for the cache's blocks, {} available: a smaller --kv-offloading-size is "
+      "needed",
+      format_bytes(host_tier), format_bytes(available));
+}
+
 Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
                                const ModelSpec& spec, const speculative::Config* speculation,
                                size_t host_tier, runtime::Compute& compute) {
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(options.kv_cache_dtype));
+  FRESHET_ASSIGN_OR_RETURN(
+      const KvTypes types,
+      runtime::kv_types(compute, options.kv_cache_dtype, options.kv_cache_skip_layers, spec));
+  const ops::KvType type = types.type;
   PlanRequest r;
+  r.one_step = reads_both_ways(spec);
   speculative::DrafterCost drafter;
   if (speculation != nullptr) {
     const auto cost = speculative::find_method(speculation->method)->cost;
@@ -145,19 +213,10 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   if (spec.learned_positions > 0) {
     r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);
   }
-  r.vocab_size = spec.vocab_size;
+  r.vocab_size = spec.generates ? spec.vocab_size : 0;
   r.hidden_size = spec.hidden_size;
-  r.kv = kv_cache_spec(spec, type);
-  r.available = engine::available_memory();
-  if (host_tier > 0 && r.available > 0) {
-    if (host_tier >= r.available) {
-      return resource_exhausted(
-          "{} of host memory for the cache's blocks, {} available: "
-          "a smaller --kv-offloading-size is needed",
-          format_bytes(host_tier), format_bytes(r.available));
-    }
-    r.available -= host_tier;
-  }
+  r.kv = kv_cache_spec(spec, types);
+  FRESHET_ASSIGN_OR_RETURN(r.available, memory_beside(host_tier));
   FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
   if (const ops::Device* device = compute.device()) {
     const double share = std::clamp(options.gpu_memory_utilization, 0.05, 1.0);
@@ -194,11 +253,13 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
                                         compute.device_name(), why.message()));
 }
 
-Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const MemoryPlan& plan) {
+// `whole`: a prompt is one step, and its keys and values are of no use to another.
+Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const MemoryPlan& plan,
+                                             bool whole) {
   engine::StepLoopOptions l;
   l.scheduler.max_num_seqs = plan.max_num_seqs;
   l.scheduler.max_num_batched_tokens = plan.max_num_batched_tokens;
-  l.scheduler.max_chunk = o.max_prefill_chunk;
+  l.scheduler.max_chunk = whole ? 0 : o.max_prefill_chunk;
   l.scheduler.max_logit_rows = plan.max_logit_rows;
   l.scheduler.max_model_len = plan.max_model_len;
   l.scheduler.ageing_us = o.priority_ageing_ms * 1000;
@@ -213,7 +274,7 @@ Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const Memor
   l.scheduler.batching.instances = o.instances;
   FRESHET_RETURN_IF_ERROR(scheduler::make_batching_policy(l.scheduler.batching).status());
   l.blocks = plan.blocks;
-  l.share_prefixes = o.enable_prefix_caching;
+  l.share_prefixes = o.enable_prefix_caching && !whole;
   l.timed_share = o.kv_cache_metrics_sample;
   l.max_queued_requests = o.max_num_queued_reqs;
   l.max_queued_tokens = o.max_num_queued_tokens;
@@ -251,7 +312,7 @@ CacheInfo describe_cache(const EngineOptions& o, const MemoryPlan& plan) {
   info.blocks = plan.blocks.empty() ? 0 : plan.blocks[told];
   info.tokens = info.blocks * ops::kBlockTokens;
   info.bytes = plan.kv_bytes();
-  info.type = plan.kv_type;
+  info.type = plan.kv_types.empty() ? "" : plan.kv_types[told];
   info.prefix_caching = o.enable_prefix_caching;
   info.timed = o.kv_cache_metrics_sample > 0.0;
   info.gpu_memory_utilization = o.gpu_memory_utilization;
@@ -300,28 +361,34 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
   const runtime::LoadOptions loading = load_options(options);
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(loading));
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute->kv_type(options.kv_cache_dtype));
-  if (!options.speculative_config.empty()) {
-    FRESHET_ASSIGN_OR_RETURN(impl->speculation,
-                             speculative::parse_config(options.speculative_config));
-  }
+  FRESHET_ASSIGN_OR_RETURN(
+      const KvTypes types,
+      runtime::kv_types(*compute, options.kv_cache_dtype, options.kv_cache_skip_layers, spec));
+  FRESHET_ASSIGN_OR_RETURN(impl->speculation, read_speculation(options, spec));
   const speculative::Config* const speculation = impl->speculation ? &*impl->speculation : nullptr;
   FRESHET_ASSIGN_OR_RETURN(impl->tier_config, engine::tier_config(options));
   FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, speculation,
                                                    impl->tier_config.host_bytes, *compute));
   const MemoryPlan& plan = impl->plan;
-  FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan));
+  FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l,
+                           loop_options(options, plan, reads_both_ways(spec)));
+  if (spec.encoder != nullptr) {
+    // Keys and values of the decoder's tokens depend on what the encoder has read.
+    l.share_prefixes = false;
+    l.decoder_start = decoder_start(checkpoint);
+  }
   impl->cache = describe_cache(options, plan);
+  impl->cache.prefix_caching = l.share_prefixes;
 
   auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
   FRESHET_ASSIGN_OR_RETURN(impl->loaded, runtime::LoadedModel::load(compute, checkpoint, loading));
   if (speculation != nullptr) {
     progress("loading the drafter", 0.0);
-    FRESHET_ASSIGN_OR_RETURN(
-        impl->drafter, speculative::find_method(speculation->method)
-                           ->make({*speculation, loading, checkpoint, *impl->loaded, compute, type,
-                                   plan.max_model_len, plan.max_num_seqs,
-                                   plan.max_num_batched_tokens, plan.cache_tokens()}));
+    FRESHET_ASSIGN_OR_RETURN(impl->drafter,
+                             speculative::find_method(speculation->method)
+                                 ->make({*speculation, loading, checkpoint, *impl->loaded, compute,
+                                         types.type, plan.max_model_len, plan.max_num_seqs,
+                                         plan.max_num_batched_tokens, plan.cache_tokens()}));
     FRESHET_RETURN_IF_ERROR(impl->loaded->model().capture(impl->drafter->needs().boundaries));
     l.drafter = impl->drafter.get();
     l.max_drafts = speculation->limit();
@@ -331,25 +398,19 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   }
   FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
       {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));
-  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(type, plan.blocks));
+  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(types, plan.blocks));
   if (speculation != nullptr) {
     progress("measuring the model's steps", 0.0);
     FRESHET_ASSIGN_OR_RETURN(impl->lengths, make_lengths(*speculation, plan, *impl->loaded, cache));
     l.lengths = impl->lengths.get();
   }
-  impl->identity = engine::cache_identity(options, checkpoint, compute->ops(), cache.spec());
-  if (impl->tier_config.wanted()) {
-    progress("opening the tiers of the cache", 0.0);
-    FRESHET_ASSIGN_OR_RETURN(impl->tiers,
-                             engine::open_tiers(impl->tier_config, impl->identity, cache));
-    impl->cache.tiers = true;
-    l.tiers = impl->tiers.get();
-    l.save_prompts_only = impl->tier_config.prompt_only;
-  }
+  FRESHET_RETURN_IF_ERROR(impl->open_tiers(options, checkpoint, cache, l));
   progress("loading the vocabulary", 0.0);
   FRESHET_ASSIGN_OR_RETURN(Vocabulary words, vocabulary.get());
 
   l.eos = end_ids(checkpoint, words, spec.vocab_size);
+  FRESHET_ASSIGN_OR_RETURN(l.heads, models::read_pooled_heads(checkpoint, spec));
+  impl->heads = l.heads;
   impl->tokenizer.emplace(std::move(words.tokenizer));
   impl->has_tokenizer = words.real;
   FRESHET_ASSIGN_OR_RETURN(
@@ -404,6 +465,9 @@ bool Engine::has_tokenizer() const {
 }
 const Model& Engine::model() const {
   return impl_->loaded->model();
+}
+const PooledHeads& Engine::heads() const {
+  return impl_->heads;
 }
 int Engine::max_model_len() const {
   return impl_->plan.max_model_len;

@@ -46,6 +46,12 @@ std::vector<int32_t> blocks_for(const PlanRequest& r, int64_t sequences, int len
   std::vector<int32_t> blocks;
   const int usual = std::min(length, kUsualLength);
   for (const KvGroup& group : r.kv.groups) {
+    if (group.cross > 0) {  // any request may have the longest input
+      const int64_t one = (group.cross + kBlockTokens - 1) / kBlockTokens;
+      const int64_t wanted = one * std::clamp<int64_t>(sequences, 1, r.max_num_seqs);
+      blocks.push_back(static_cast<int32_t>(std::min<int64_t>(wanted, INT32_MAX)));
+      continue;
+    }
     const int64_t longest = BlockCache::most_blocks(group.window, length, chunk);
     const int64_t each = BlockCache::most_blocks(group.window, usual, kBlockTokens);
     const int64_t most = longest * r.max_num_seqs;
@@ -118,7 +124,7 @@ int shorter_steps(PlanRequest r, MemoryPlan plan, size_t room, size_t least) {
 std::string advice(const PlanRequest& r, const MemoryPlan& plan, size_t room, int length,
                    std::vector<std::string> ways) {
   const ops::KvType type = r.kv.layers.empty() ? ops::KvType::kFP8 : r.kv.layers.front().type;
-  const bool one_byte = ops::element_bytes(type) == 1;
+  const bool one_byte = ops::info(type).key.bits <= 8;
   const size_t needs = bytes_of(r, blocks_for(r, 0, length, plan.max_num_batched_tokens));
   if (!one_byte && needs / 2 <= room) {
     ways.emplace_back(type == ops::KvType::kF32 ? "--kv-cache-dtype f16" : "--kv-cache-dtype fp8");
@@ -154,7 +160,7 @@ std::string MemoryPlan::describe() const {
     const std::string reach =
         windows[g] == 0 ? "full attention" : fmt::format("window of {}", windows[g]);
     text += fmt::format("\n  cache      {:>9}  {}, {} blocks of {} tokens, {}", format_bytes(kv[g]),
-                        kv_type, blocks[g], kBlockTokens, reach);
+                        kv_types[g], blocks[g], kBlockTokens, reach);
   }
   text += fmt::format("\n  workspace  {:>9}  steps of {} tokens", format_bytes(workspace),
                       max_num_batched_tokens);
@@ -182,8 +188,10 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   plan.drafter = r.drafter_weights;
   plan.fixed = kFixed;
   plan.available = r.available;
-  plan.kv_type = r.kv.layers.empty() ? "" : std::string(ops::name_of(r.kv.layers.front().type));
-  for (const KvGroup& group : r.kv.groups) plan.windows.push_back(group.window);
+  for (size_t g = 0; g < r.kv.groups.size(); ++g) {
+    plan.kv_types.push_back(r.kv.type_names(static_cast<int>(g)));
+    plan.windows.push_back(r.kv.groups[g].window);
+  }
   plan.max_model_len = r.max_model_len > 0 ? r.max_model_len : model_context;
   size_step(r, plan);
 
@@ -235,6 +243,66 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   return plan;
 }
 
+// The cache of one step: its tokens, and a block that is not full for each sequence. The scheduler
+// keeps a hundredth of a pool free.
+std::vector<int32_t> blocks_of_step(const PlanRequest& r, const MemoryPlan& plan) {
+  const int64_t blocks = plan.max_num_batched_tokens / kBlockTokens + plan.max_num_seqs + 1;
+  return std::vector<int32_t>(r.kv.groups.size(), static_cast<int32_t>(blocks + blocks / 64 + 1));
+}
+
+// A plan for sequences that are computed whole and live for one step.
+Result<MemoryPlan> plan_whole(PlanRequest r) {
+  const auto context = static_cast<int>(std::min<int64_t>(r.model_context, INT32_MAX / 2));
+  if (r.max_model_len > context) {
+    return invalid_argument("max_model_len is {}: the model allows {}", r.max_model_len, context);
+  }
+  const bool length_given = r.max_model_len > 0, tokens_given = r.max_num_batched_tokens > 0;
+  if (length_given && tokens_given && r.max_num_batched_tokens < r.max_model_len) {
+    return invalid_argument(
+        "max_num_batched_tokens is {}: this model computes a prompt in one step, so it must be at "
+        "least max_model_len ({})",
+        r.max_num_batched_tokens, r.max_model_len);
+  }
+  if (!length_given) r.max_model_len = context;
+  if (tokens_given) r.max_model_len = std::min(r.max_model_len, r.max_num_batched_tokens);
+  if (r.max_num_seqs == 0) r.max_num_seqs = kStepSeqs;
+  const int usual = r.steps == Steps::kShort ? kShortStepTokens : kStepTokens;
+  const size_t room =
+      r.available == 0 ? SIZE_MAX / 4 : r.available - std::min(r.available, kReserve);
+  while (true) {
+    PlanRequest step = r;
+    if (!tokens_given) step.max_num_batched_tokens = std::max(usual, r.max_model_len);
+    MemoryPlan plan;
+    plan.weights = r.weights;
+    plan.fixed = kFixed;
+    plan.available = r.available;
+    for (size_t g = 0; g < r.kv.groups.size(); ++g) {
+      plan.windows.push_back(r.kv.groups[g].window);
+      plan.kv_types.push_back(r.kv.type_names(static_cast<int>(g)));
+    }
+    plan.max_model_len = r.max_model_len;
+    size_step(step, plan);
+    plan.blocks = blocks_of_step(r, plan);
+    for (size_t g = 0; g < plan.blocks.size(); ++g) {
+      plan.kv.push_back(r.kv.block_bytes(static_cast<int>(g)) *
+                        static_cast<size_t>(plan.blocks[g]));
+    }
+    const bool fits = plan.total() <= room;
+    if (fits && (r.kv_cache_memory == 0 || plan.kv_bytes() <= r.kv_cache_memory)) return plan;
+    if (fits) {
+      return resource_exhausted("one step needs {} of cache, but --kv-cache-memory is {}",
+                                format_bytes(plan.kv_bytes()), format_bytes(r.kv_cache_memory));
+    }
+    if (length_given || tokens_given || r.max_model_len <= 2 * kBlockTokens) {
+      return resource_exhausted(
+          "needs {}, {} free: a smaller --max-model-len or a machine with "
+          "more memory is needed",
+          format_bytes(plan.total()), format_bytes(room));
+    }
+    r.max_model_len /= 2;
+  }
+}
+
 }  // namespace
 
 Result<MemoryPlan> make_plan(const PlanRequest& request) {
@@ -244,6 +312,7 @@ Result<MemoryPlan> make_plan(const PlanRequest& request) {
     return invalid_argument("max_num_batched_tokens is {}: must be 1 or more",
                             request.max_num_batched_tokens);
   }
+  if (request.one_step) return plan_whole(request);
   const auto with_steps = [&](int sequences, int tokens) {
     PlanRequest r = request;
     if (r.max_num_seqs == 0) r.max_num_seqs = sequences;

@@ -40,6 +40,9 @@ struct PlanRequest {
   size_t kv_cache_memory = 0;
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
+  // Sequences live for one step, in which they are computed whole: a step has room for the longest
+  // one, and the cache holds one step.
+  bool one_step = false;
   Steps steps = Steps::kUsual;
   // Workspace of the forward pass for a step.
   std::function<size_t(int64_t tokens, int64_t logit_rows, int64_t context)> workspace;
@@ -50,10 +53,10 @@ struct MemoryPlan {
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
   int max_logit_rows = 0;
-  std::vector<int32_t> blocks;  // [groups]
-  std::vector<size_t> kv;       // bytes, [groups]
-  std::vector<int> windows;     // [groups]
-  std::string kv_type;
+  std::vector<int32_t> blocks;        // [groups]
+  std::vector<size_t> kv;             // bytes, [groups]
+  std::vector<int> windows;           // [groups]
+  std::vector<std::string> kv_types;  // [groups]
   size_t weights = 0;
   size_t workspace = 0;
   size_t logits = 0;   // and states, for embeddings

@@ -153,7 +153,7 @@ ModelWork model_work(const Model& model) {
 BenchWork work_of(const Session& session, const BenchTest& test) {
   const ModelSpec& spec = session.model().spec();
   const ModelWork m = model_work(session.model());
-  const KvCacheSpec cache = kv_cache_spec(spec, session.kv_type());
+  const KvCacheSpec cache = kv_cache_spec(spec, session.kv_types());
   double kv_bytes = 0.0;  // of a token, in full layers
   for (const ops::KvShape& shape : cache.layers)
     kv_bytes += static_cast<double>(shape.block_bytes()) / ops::kBlockTokens;

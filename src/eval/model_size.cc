@@ -32,6 +32,9 @@ struct BranchWeightCount {
     const int64_t kv_up = int64_t{a.heads} * (a.nope_dim + a.value_dim) * a.kv_rank;
     return q + kv_down + kv_up + hidden * a.heads * a.value_dim;
   }
+  int64_t operator()(const CrossAttentionSpec& a) const {
+    return 2 * int64_t{a.heads} * a.head_dim * (hidden + a.encoder_size);
+  }
   int64_t operator()(const MlpSpec& m) const { return (m.gated ? 3 : 2) * hidden * m.ff; }
   int64_t operator()(const MoeSpec& m) const {
     return hidden * m.routing.experts + 3 * hidden * m.expert_ff * m.routing.experts +

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
+
+#include <fmt/ranges.h>
 
 namespace freshet {
 
@@ -11,6 +14,28 @@ size_t KvCacheSpec::block_bytes(int group) const {
     bytes += layers[static_cast<size_t>(layer)].block_bytes();
   }
   return bytes;
+}
+
+std::string KvCacheSpec::type_names(int group) const {
+  std::vector<std::string_view> names;
+  for (const int layer : groups[static_cast<size_t>(group)].layers) {
+    const std::string_view name = ops::name_of(layers[static_cast<size_t>(layer)].type);
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  }
+  return fmt::format("{}", fmt::join(names, " and "));
+}
+
+ops::KvType KvTypes::of(int model_layer) const {
+  return std::ranges::find(wide_layers, model_layer) != wide_layers.end() ? wide : type;
+}
+
+std::string KvTypes::describe() const {
+  std::string text(ops::name_of(type));
+  if (!wide_layers.empty() && wide != type) {
+    text += fmt::format(" ({} in {} layer{})", ops::name_of(wide), wide_layers.size(),
+                        wide_layers.size() == 1 ? "" : "s");
+  }
+  return text;
 }
 
 Result<KvStorage> KvStorage::allocate(const KvCacheSpec& spec, const std::vector<int32_t>& blocks,

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -19,6 +20,24 @@ namespace freshet {
 struct KvGroup {
   int window = 0;           // 0: full attention
   std::vector<int> layers;  // of the cache, ascending
+  int chunk = 0;            // > 0: a token sees no token of another chunk of this many positions
+  bool two_way = false;     // a token also sees those behind it (within `window`, if there is one)
+  // > 0: the layers hold an encoder's output, at most this many positions, written once for each
+  // sequence; every token sees all of it.
+  int cross = 0;
+};
+
+// The types of a model's cache: one for all layers but those that keep a wider one.
+struct KvTypes {
+  ops::KvType type = ops::KvType::kF16;
+  ops::KvType wide = ops::KvType::kF16;
+  std::vector<int> wide_layers;  // of the model, not of the cache
+
+  KvTypes() = default;
+  KvTypes(ops::KvType same) : type(same) {}  // NOLINT: a type stands for itself in all layers
+  ops::KvType of(int model_layer) const;
+  // "int4", or "int4 (f16 in 2 layers)".
+  std::string describe() const;
 };
 
 // The layout of a model's cache: a shape for each layer of the cache, and the groups.
@@ -26,6 +45,8 @@ struct KvCacheSpec {
   std::vector<ops::KvShape> layers;  // [layers]
   std::vector<KvGroup> groups;
   size_t block_bytes(int group) const;  // of one block in all layers of the group
+  // The types of a group's layers in the order of the layers: "int4", "f16 and int4".
+  std::string type_names(int group) const;
 };
 
 class KvStorage {

@@ -11,16 +11,30 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kv_cache/kv_storage.h"
 #include "ops/attention.h"
 #include "ops/sample.h"
 
 namespace freshet {
+
+// What the encoder reads for a sequence of the batch whose first tokens run.
+struct EncoderInput {
+  int sequence = 0;
+  std::span<const int32_t> ids;     // a text ...
+  const float* features = nullptr;  // ... or log-mel features [mel_bins, frames]
+  int64_t frames = 0;
+  // That the encoder makes of it: a stem halves the frames.
+  int64_t positions() const { return frames > 0 ? (frames + 1) / 2 : std::ssize(ids); }
+};
 
 constexpr int64_t kTablePiece = 64;  // strides of tables are multiples of it: few different shapes
 
 struct BlockTables {
   std::vector<int32_t> ids;  // [sequences, stride]; -1 where there is no block (any more)
   int64_t stride = 0;
+  // Empty, or [sequences]: how many slots each sequence has in this group after the step, if that
+  // is not its number of tokens.
+  std::vector<int32_t> context_len;
 };
 
 struct ForwardBatch {
@@ -41,6 +55,14 @@ struct ForwardBatch {
   const float* features = nullptr;
   bool own_states = false;
 
+  std::vector<int32_t> token_types;  // [tokens], or empty: all of type 0
+  // Empty, or [tokens]: positions up to this one, exclusively, are visible to the token although
+  // they may lie behind it. The tokens of an image have the image's end here.
+  std::vector<int32_t> visible_end;
+  // Encoder-decoders: of the sequences whose keys and values of the encoder's output are not in
+  // the cache yet, ascending.
+  std::vector<EncoderInput> encoder_inputs;
+
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int sequences() const { return static_cast<int>(context_len.size()); }
   // Whether a device that samples returns the token alone and not the row of logits.
@@ -50,9 +72,18 @@ struct ForwardBatch {
   }
   ops::AttentionBatch attention(int group) const {
     const BlockTables& t = tables[static_cast<size_t>(group)];
-    return {query_start, context_len, t.ids.data(), t.stride};
+    return {query_start, slots(group), t.ids.data(), t.stride};
+  }
+  const std::vector<int32_t>& slots(int group) const {
+    const BlockTables& t = tables[static_cast<size_t>(group)];
+    return t.context_len.empty() ? context_len : t.context_len;
   }
 };
+
+// What each token attends to in a group of the cache; empty if that is itself and the tokens before
+// it, or those within the group's window.
+void find_key_ranges(const ForwardBatch& batch, int group, const KvGroup& kind,
+                     std::vector<ops::KeyRange>& ranges);
 
 // Makes `to` a batch of the rows that need logits: queries at the ends of the same contexts, whose
 // keys and values the whole batch stores. It has the block tables of `groups` only. Returns false,

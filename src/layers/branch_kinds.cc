@@ -5,7 +5,8 @@
 namespace freshet {
 namespace {
 
-constexpr const BranchKind* kKinds[] = {&kAttentionKind, &kMlaKind, &kMlpKind, &kMoeKind};
+constexpr const BranchKind* kKinds[] = {&kAttentionKind, &kMlaKind, &kMlpKind, &kMoeKind,
+                                        &kCrossAttentionKind};
 static_assert(std::size(kKinds) == std::variant_size_v<BranchBody>,
               "every kind of branch needs a row");
 static_assert(std::variant_size_v<BranchBody> == std::variant_size_v<decltype(BranchWeights::body)>,

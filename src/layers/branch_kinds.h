@@ -23,6 +23,10 @@ constexpr size_t kMaxBranches = 8;  // of a layer
 struct BranchCache {
   ops::KvShape shape;
   int window = 0;  // 0: all tokens of the sequence; otherwise the last `window` ones
+  int chunk = 0;   // as in KvGroup
+  bool two_way = false;
+  int cross =
+      0;  // > 0: not of the sequence's tokens, but of at most this many positions of an encoder
 };
 
 struct BranchKind {
@@ -53,6 +57,11 @@ struct BranchKind {
   BranchCache (*cache)(const BranchSpec& spec, ops::KvType type) = nullptr;
   // How many outputs the projections have that store() computes.
   int64_t (*stored_outputs)(const BranchSpec& spec) = nullptr;
+
+  // Kinds that read an encoder's output have this: writes its keys and values to the cache.
+  // `batch` has the outputs as its tokens, and the sequences' blocks of the group.
+  void (*write_cross)(Step& step, const BranchSpec& spec, const BranchWeights& w, int cache_layer,
+                      const Matrix& states, const ops::AttentionBatch& batch) = nullptr;
 
   // Optional.
   // One line that says why a device cannot run the branch, or ok.
@@ -90,13 +99,21 @@ constexpr BranchKind branch_kind() {
   kind.input_weight = [](const BranchSpec& s, const BranchWeights& w) -> const ops::Weight& {
     return K::input_weight(std::get<S>(s.body), std::get<W>(w.body));
   };
+  if constexpr (requires { &K::cache; }) {
+    kind.cache = [](const BranchSpec& s, ops::KvType type) {
+      return K::cache(std::get<S>(s.body), type);
+    };
+  }
+  if constexpr (requires { &K::write_cross; }) {
+    kind.write_cross = [](Step& step, const BranchSpec& s, const BranchWeights& w, int cache_layer,
+                          const Matrix& states, const ops::AttentionBatch& batch) {
+      K::write_cross(step, std::get<S>(s.body), std::get<W>(w.body), cache_layer, states, batch);
+    };
+  }
   if constexpr (requires { &K::store; }) {
     kind.store = [](Step& step, const BranchSpec& s, const BranchWeights& w, int cache_layer,
                     const ops::Input& in) {
       K::store(step, std::get<S>(s.body), std::get<W>(w.body), cache_layer, in);
-    };
-    kind.cache = [](const BranchSpec& s, ops::KvType type) {
-      return K::cache(std::get<S>(s.body), type);
     };
     kind.stored_outputs = [](const BranchSpec& s) {
       return K::stored_outputs(std::get<S>(s.body));
@@ -119,10 +136,11 @@ constexpr BranchKind branch_kind() {
 }
 
 // The rows.
-extern const BranchKind kAttentionKind;  // attention_layer.cc
-extern const BranchKind kMlaKind;        // mla.cc
-extern const BranchKind kMlpKind;        // mlp.cc
-extern const BranchKind kMoeKind;        // moe.cc
+extern const BranchKind kAttentionKind;       // attention_layer.cc
+extern const BranchKind kMlaKind;             // mla.cc
+extern const BranchKind kMlpKind;             // mlp.cc
+extern const BranchKind kMoeKind;             // moe.cc
+extern const BranchKind kCrossAttentionKind;  // cross_attention.cc
 
 // In the order of BranchBody's alternatives.
 std::span<const BranchKind* const> branch_kinds();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "layers/branch_kinds.h"
+#include "layers/encoder_pass.h"
 
 namespace freshet {
 
@@ -20,22 +21,55 @@ Decoder::Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
       infos_(std::move(infos)),
       ops_(ops),
       last_stored_(last_stored(spec_)) {
+  if (spec_.encoder != nullptr) {
+    encoder_ = std::make_unique<EncoderPass>(spec_.encoder, weights_->encoder, weights_, ops);
+  }
   cos_sin_.resize(spec_.ropes.size());
   last_cos_sin_.resize(spec_.ropes.size());
   int stored = 0;
   for (const LayerSpec& layer : spec_.layers) {
     std::vector<int>& indices = cache_layers_.emplace_back();
     for (const BranchSpec& branch : layer.branches) {
-      indices.push_back(kind_of(branch).store != nullptr ? stored++ : -1);
+      indices.push_back(kind_of(branch).cache != nullptr ? stored++ : -1);
     }
   }
   if (last_stored_.layer < 0) return;
-  const auto layer = static_cast<size_t>(last_stored_.layer);
-  const int first = spec_.layers[layer].parallel ? 0 : last_stored_.branch;
-  for (int b = first; b <= last_stored_.branch; ++b) {
-    const int index = cache_layers_[layer][static_cast<size_t>(b)];
-    if (index >= 0) last_cache_layers_.push_back(index);
+  const auto from = static_cast<size_t>(last_stored_.layer);
+  for (size_t layer = from; layer < cache_layers_.size(); ++layer) {
+    const bool shares = layer > from || spec_.layers[layer].parallel;
+    for (size_t b = shares ? 0 : static_cast<size_t>(last_stored_.branch);
+         b < cache_layers_[layer].size(); ++b) {
+      if (cache_layers_[layer][b] >= 0) last_cache_layers_.push_back(cache_layers_[layer][b]);
+    }
   }
+}
+
+Decoder::~Decoder() = default;
+
+// Runs the encoder for the sequences that begin, and stores the keys and values of its outputs.
+void Decoder::encode(const ForwardBatch& batch, const KvStorage& cache) {
+  const auto write = [&](size_t first, const ForwardBatch& encoded, const Matrix& states) {
+    Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_ranges_};
+    for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+      const std::vector<BranchSpec>& branches = spec_.layers[layer].branches;
+      for (size_t b = 0; b < branches.size(); ++b) {
+        const BranchKind& kind = kind_of(branches[b]);
+        if (kind.write_cross == nullptr) continue;
+        const int cache_layer = cache_layers_[layer][b];
+        const BlockTables& tables = batch.tables[static_cast<size_t>(cache.group_of(cache_layer))];
+        cross_tables_.clear();
+        for (size_t s = 0; s < encoded.context_len.size(); ++s) {
+          const auto at =
+              tables.ids.begin() + batch.encoder_inputs[first + s].sequence * tables.stride;
+          cross_tables_.insert(cross_tables_.end(), at, at + tables.stride);
+        }
+        kind.write_cross(
+            step, branches[b], weights_->layers[layer].branches[b], cache_layer, states,
+            {encoded.query_start, encoded.context_len, cross_tables_.data(), tables.stride});
+      }
+    }
+  };
+  encoder_->run(batch.encoder_inputs, write);
 }
 
 Matrix Decoder::embed(Step& step) {
@@ -43,6 +77,8 @@ Matrix Decoder::embed(Step& step) {
   const int64_t tokens = batch.tokens();
   const Matrix x = arena_.matrix(tokens, spec_.hidden_size);
   const Scratch scratch(arena_);
+  // An encoder may share the decoder's embedding only.
+  const ModelWeights& tables = weights_->positions.empty() ? *ends_ : *weights_;
   if (spec_.embedding_size == spec_.hidden_size) {
     ops_.embed(x, embedding(), batch.token_ids, spec_.embedding_scale);
   } else {
@@ -53,9 +89,18 @@ Matrix Decoder::embed(Step& step) {
   }
   if (spec_.learned_positions > 0) {
     const Matrix positions = arena_.matrix(tokens, spec_.hidden_size);
-    ops_.embed(positions, ends_->positions, batch.positions, 1.0f, spec_.position_offset);
+    ops_.embed(positions, tables.positions, batch.positions, 1.0f, spec_.position_offset);
     ops_.add(x, positions, 1.0f);
   }
+  if (spec_.token_types > 0) {
+    const Matrix types = arena_.matrix(tokens, spec_.hidden_size);
+    const std::span<const int32_t> ids =
+        batch.token_types.empty() ? std::span<const int32_t>(zeros_).first(batch.token_ids.size())
+                                  : std::span<const int32_t>(batch.token_types);
+    ops_.embed(types, ends_->token_types, ids, 1.0f);
+    ops_.add(x, types, 1.0f);
+  }
+  if (spec_.embedded_norm) ops_.norm(x, x, norm_of(*spec_.embedded_norm, tables.embedded_norm));
   return x;
 }
 
@@ -304,8 +349,13 @@ void Decoder::rope_tables(const std::vector<int32_t>& positions,
   for (size_t r = 0; r < spec_.ropes.size(); ++r) {
     auto* table = arena_.allocate_array<float>(std::ssize(positions) * spec_.ropes[r].rotary_dim);
     const Vector& frequencies = frequencies_[r];
+    const RopeSpec& rope = spec_.ropes[r];
+    ops::PositionScale growth;
+    if (rope.scaling == RopeSpec::Scaling::kTemperature) {
+      growth = {static_cast<float>(rope.factor), static_cast<float>(rope.original_context)};
+    }
     ops_.rope_table(table, positions, {frequencies.data(), static_cast<size_t>(frequencies.size)},
-                    spec_.ropes[r].attention_factor);
+                    rope.attention_factor, growth);
     tables[r] = table;
   }
 }

@@ -18,6 +18,8 @@
 
 namespace freshet {
 
+class EncoderPass;
+
 class Decoder final : public Model {
  public:
   // `infos` lists the weights for inspection. `ops` must outlive the decoder.
@@ -26,6 +28,8 @@ class Decoder final : public Model {
   // embedding and head are used where `weights` has none.
   Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
           std::shared_ptr<const ModelWeights> ends, std::vector<WeightInfo> infos, ops::Ops& ops);
+
+  ~Decoder() override;
 
   const ModelSpec& spec() const override { return spec_; }
   // Bytes of a workspace. Models that share their Ops share all but `own`.
@@ -59,6 +63,7 @@ class Decoder final : public Model {
   }
   ops::Product head(const Matrix& logits) const;
   Matrix embed(Step& step);
+  void encode(const ForwardBatch& batch, const KvStorage& cache);
   Matrix feature_stream(const ForwardBatch& batch, const Matrix& embedded);
   ops::Input paired_input(const Matrix& stream);
   void rope_tables(const std::vector<int32_t>& positions, std::vector<const float*>& tables);
@@ -82,6 +87,8 @@ class Decoder final : public Model {
            std::span<const Matrix> boundaries);
   void copy_boundary(int boundary, const Matrix& x, std::span<const Matrix> boundaries);
   bool take_last_rows(const ForwardBatch& batch, const KvStorage& cache);
+  static void find_ranges(const ForwardBatch& batch, const KvStorage& cache,
+                          std::vector<std::vector<ops::KeyRange>>& ranges);
   void describe_step(const ForwardBatch& batch, const KvStorage& cache, const Matrix& logits,
                      bool narrows, std::span<const int64_t> how);
   void fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
@@ -102,8 +109,11 @@ class Decoder final : public Model {
   int64_t max_tokens_ = 0;
   int64_t max_logit_rows_ = 0;
   Buffer named_;  // [max_logit_rows], a device's: sampled tokens of the last batch
-  std::vector<Vector> frequencies_;  // [ropes]
-  std::vector<int32_t> every_;       // 0, 1, 2 ... up to max_tokens_
+  std::vector<Vector> frequencies_;       // [ropes]
+  std::vector<int32_t> every_;            // 0, 1, 2 ... up to max_tokens_
+  std::vector<int32_t> zeros_;            // token types of a batch that names none
+  std::unique_ptr<EncoderPass> encoder_;  // nullptr: there is none
+  std::vector<int32_t> cross_tables_;
   std::vector<std::span<const int32_t>> step_arrays_;
   std::vector<int64_t> step_key_;
   std::vector<const float*> cos_sin_;  // [ropes], of the step
@@ -111,6 +121,7 @@ class Decoder final : public Model {
   ForwardBatch last_;
   std::vector<int> last_groups_;  // whose block tables last_ has
   std::vector<const float*> last_cos_sin_;
+  std::vector<std::vector<ops::KeyRange>> key_ranges_, last_key_ranges_;  // [groups]
 };
 
 }  // namespace freshet

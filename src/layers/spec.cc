@@ -6,24 +6,35 @@
 
 namespace freshet {
 
-KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type) {
+KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types) {
   KvCacheSpec cache;
-  for (const LayerSpec& layer : spec.layers) {
-    for (const BranchSpec& branch : layer.branches) {
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const ops::KvType type = types.of(static_cast<int>(i));
+    for (const BranchSpec& branch : spec.layers[i].branches) {
       const BranchKind& kind = kind_of(branch);
       if (kind.cache == nullptr) continue;
       const BranchCache stored = kind.cache(branch, type);
       const auto index = static_cast<int>(cache.layers.size());
       cache.layers.push_back(stored.shape);
-      auto group = std::find_if(cache.groups.begin(), cache.groups.end(),
-                                [&](const KvGroup& g) { return g.window == stored.window; });
+      auto group = std::find_if(cache.groups.begin(), cache.groups.end(), [&](const KvGroup& g) {
+        return g.window == stored.window && g.chunk == stored.chunk &&
+               g.two_way == stored.two_way && g.cross == stored.cross;
+      });
       if (group == cache.groups.end()) {
-        group = cache.groups.insert(cache.groups.end(), KvGroup{stored.window, {}});
+        group = cache.groups.insert(
+            cache.groups.end(), {stored.window, {}, stored.chunk, stored.two_way, stored.cross});
       }
       group->layers.push_back(index);
     }
   }
   return cache;
+}
+
+bool reads_both_ways(const ModelSpec& spec) {
+  return std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
+    const AttentionSpec* const attention = layer.find<AttentionSpec>();
+    return attention != nullptr && attention->two_way;
+  });
 }
 
 BranchPlace last_stored(const ModelSpec& spec) {
@@ -39,6 +50,7 @@ BranchPlace last_stored(const ModelSpec& spec) {
 namespace {
 
 constexpr int kMaxVocab = 1 << 24;
+constexpr int kMaxTokenTypes = 256;
 
 Status validate_rope(const RopeSpec& rope) {
   if (!(rope.theta > 0) || !(rope.factor > 0)) {
@@ -96,6 +108,9 @@ Status validate(const ModelSpec& spec) {
     if (paired && (first == nullptr || first->input_size != 2 * spec.hidden_size)) {
       return invalid_argument("a draft head without attention over pairs");
     }
+  }
+  if (spec.token_types < 0 || spec.token_types > kMaxTokenTypes) {
+    return invalid_argument("a table of {} token types", spec.token_types);
   }
   for (const RopeSpec& rope : spec.ropes) FRESHET_RETURN_IF_ERROR(validate_rope(rope));
   for (size_t i = 0; i < spec.layers.size(); ++i) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -28,6 +29,9 @@ struct RopeSpec {
     kLlama3,    // interpolation by wavelength
     kLongRope,  // arXiv:2402.13753: a divisor for each frequency, one list below original_context
     kFactors,   // a divisor for each frequency, whatever the context (GGUF's rope_freqs)
+    // No rotation: features are scaled by 1 + factor ln(1 + floor((position + 1) /
+    // original_context)), which makes attention sharper far into a text (arXiv:2501.19399).
+    kTemperature,
   };
   double theta = 10000.0;
   int rotary_dim = 0;        // features of a head that rotate; even
@@ -51,7 +55,7 @@ struct NormSpec {
   bool bias = false;
 };
 
-// Where queries and keys are normalised before they rotate.
+// Where queries and keys are normalised, before they rotate or (norm_after_rope) after it.
 enum class QkNorm {
   kNone,
   kHead,          // each head by itself, one weight [head_dim] for all
@@ -67,6 +71,7 @@ struct AttentionSpec {
   int value_dim = 0;  // of values
   int window = 0;     // 0: full; otherwise a query sees itself and window - 1 tokens before it
   int rope = -1;      // index in ModelSpec::ropes; -1: no rotation
+  bool rotates_keys = true;  // false: the rope is for queries alone
   float scale = 1.0f;
   float softcap = 0.0f;
   bool sinks = false;
@@ -74,7 +79,29 @@ struct AttentionSpec {
   bool out_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
   NormSpec qk_norm_spec;
+  bool norm_after_rope = false;
   int input_size = 0;  // features that queries, keys and values are projected from; 0: hidden_size
+  int chunk = 0;       // > 0: a query sees the tokens of its own chunk of this many positions only
+  // A query also sees the tokens behind it: all, or window - 1 of them.
+  bool two_way = false;
+  bool key_bias = true;  // keys have a bias if qkv_bias says so
+  // > 0: scores get a learned bias for each head and distance (T5, arXiv:1910.10683 section 2.1).
+  // Distances share `bias_buckets` numbers, and those of bias_distance or more share the last.
+  int bias_buckets = 0;
+  int bias_distance = 0;
+};
+
+// Attention of a decoder's tokens to all of an encoder's output, whose keys and values are written
+// to the cache once for each sequence.
+struct CrossAttentionSpec {
+  int heads = 0;
+  int head_dim = 0;
+  float scale = 1.0f;
+  int encoder_size = 0;    // features of the encoder's output
+  int encoder_length = 0;  // most positions of it
+  bool qkv_bias = false;
+  bool key_bias = true;  // as in AttentionSpec
+  bool out_bias = false;
 };
 
 // Multi-head latent attention (MLA, arXiv:2405.04434).
@@ -101,7 +128,9 @@ struct MlpSpec {
   bool gated = true;  // down(act(gate(x)) * up(x)) rather than down(act(up(x)))
   int ff = 0;
   ops::Activation activation = ops::Activation::kSilu;
+  bool xielu = false;  // in place of `activation`; not gated
   bool bias = false;
+  bool down_bias = false;  // of the down projection alone
 };
 
 struct MoeSpec {
@@ -111,8 +140,9 @@ struct MoeSpec {
   bool router_bias = false;
   bool router_correction = false;
   bool expert_bias = false;
-  int shared_ff = 0;         // 0: no shared expert
-  bool shared_gate = false;  // the shared expert is scaled by a sigmoid gate
+  bool weight_before = false;  // an expert's input is scaled by its weight, and not its output
+  int shared_ff = 0;           // 0: no shared expert
+  bool shared_gate = false;    // the shared expert is scaled by a sigmoid gate
 };
 
 // The norms around one branch: x = after(x + out(branch(in(x)))).
@@ -121,7 +151,7 @@ struct BranchNorms {
 };
 
 // Every kind of branch. layers/branch_kinds.h has a row for each, in this order.
-using BranchBody = std::variant<AttentionSpec, MlaSpec, MlpSpec, MoeSpec>;
+using BranchBody = std::variant<AttentionSpec, MlaSpec, MlpSpec, MoeSpec, CrossAttentionSpec>;
 
 struct BranchSpec {
   BranchNorms norms;
@@ -181,6 +211,13 @@ struct FeatureSpec {
   bool raw_states = false;
 };
 
+// How an encoder of sound makes its residual stream from log-mel features: two convolutions of
+// three taps over time with a GELU behind each, the second with a stride of 2, then learned
+// positions (Whisper, arXiv:2212.04356).
+struct AudioStemSpec {
+  int mel_bins = 0;
+};
+
 struct ModelSpec {
   std::string architecture;  // for people
   int vocab_size = 0;
@@ -191,12 +228,20 @@ struct ModelSpec {
 
   float embedding_scale = 1.0f;
   int embedding_size = 0;  // width of the table; differs from hidden_size only with projections
-  int64_t learned_positions = 0;  // rows of the position table, 0: none
-  int position_offset = 0;        // added to a position before it is looked up
+  int64_t learned_positions = 0;          // rows of the position table, 0: none
+  int position_offset = 0;                // added to a position before it is looked up
+  int token_types = 0;                    // rows of the table of token types (segments), 0: none
+  std::optional<NormSpec> embedded_norm;  // of the sum of a token's embeddings
   bool tied_embeddings = false;
   bool logits_bias = false;
+  bool generates = true;  // has a head over the vocabulary; encoders have none
 
   std::optional<FeatureSpec> features;  // of a draft head
+  std::optional<AudioStemSpec> stem;    // of an encoder of sound
+  bool shared_embedding = false;        // of an encoder: its embedding is the decoder's
+
+  // Whose output the layers' CrossAttentionSpecs read. It ends with its final norm.
+  std::shared_ptr<const ModelSpec> encoder;
 
   float residual_scale = 1.0f;  // of each branch before it is added
   std::optional<NormSpec> final_norm;
@@ -205,8 +250,12 @@ struct ModelSpec {
 };
 
 // One layer of cache for each branch that stores keys and values, in the order of the branches.
-// Cache layers with the same window share a group; groups are in the order of their first layers.
-KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type);
+// Cache layers with the same window, chunk and direction share a group; groups are in the order of
+// their first layers.
+KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types);
+
+// Whether tokens see those behind them: then a sequence is computed in one step, whole.
+bool reads_both_ways(const ModelSpec& spec);
 
 // The last branch that stores keys and values: tokens that need no logits stop behind it. -1, -1 if
 // no branch stores any.

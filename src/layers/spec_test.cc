@@ -35,6 +35,20 @@ TEST(Spec, LayersWithOneWindowShareAGroup) {
   EXPECT_FALSE(cache.layers[3].value_is_key_prefix);
 }
 
+TEST(Spec, SomeLayersStayWide) {
+  ModelSpec spec = small_spec();
+  spec.layers[0].attention().window = 16;
+  spec.layers[2].branches.insert(spec.layers[2].branches.begin(), spec.layers[2].branches[0]);
+  KvTypes types(ops::KvType::kInt4);
+  types.wide_layers = {3, 0};
+  const KvCacheSpec cache = kv_cache_spec(spec, types);  // layer 2 has two layers of the cache
+  std::vector<ops::KvType> got;
+  for (const ops::KvShape& shape : cache.layers) got.push_back(shape.type);
+  using enum ops::KvType;
+  EXPECT_EQ(got, (std::vector<ops::KvType>{kF16, kInt4, kInt4, kInt4, kF16}));
+  EXPECT_EQ(types.describe(), "int4 (f16 in 2 layers)");
+}
+
 TEST(Spec, LatentAttentionKeepsOneVectorForAllHeads) {
   ModelSpec spec = small_spec();
   MlaSpec a;

@@ -4,9 +4,11 @@
 // keep their addresses.
 #pragma once
 
+#include <memory>
 #include <variant>
 #include <vector>
 
+#include "ops/arguments.h"
 #include "ops/weight.h"
 #include "tensor/buffer.h"
 
@@ -36,7 +38,12 @@ struct BranchNormWeights {
 struct AttentionWeights {
   Linear q, k, v, out;
   NormWeights q_norm, k_norm;
-  Vector sinks;  // [heads]
+  Vector sinks;          // [heads]
+  Vector distance_bias;  // [heads, 2 * bias_distance + 1], by distance from -bias_distance on
+};
+
+struct CrossAttentionWeights {
+  Linear q, k, v, out;
 };
 
 struct MlaWeights {
@@ -52,6 +59,7 @@ struct MlaWeights {
 
 struct MlpWeights {
   Linear gate, up, down;
+  ops::Xielu xielu;  // on the host
 };
 
 struct MoeWeights {
@@ -67,7 +75,7 @@ struct MoeWeights {
 struct BranchWeights {
   BranchNormWeights norms;
   // Of the kind that BranchSpec::body has: the alternatives are in the same order.
-  std::variant<AttentionWeights, MlaWeights, MlpWeights, MoeWeights> body;
+  std::variant<AttentionWeights, MlaWeights, MlpWeights, MoeWeights, CrossAttentionWeights> body;
 };
 
 struct LayerWeights {
@@ -75,15 +83,19 @@ struct LayerWeights {
 };
 
 struct ModelWeights {
-  ops::Weight embedding;  // [vocab, embedding_size]
-  ops::Weight positions;  // [learned_positions, hidden]
-  Linear embedding_in;    // [hidden, embedding_size], if the two differ
-  Linear embedding_out;   // [embedding_size, hidden]
-  Linear features;        // of a draft head: [hidden, joined or target's width]
+  ops::Weight embedding;    // [vocab, embedding_size]
+  ops::Weight positions;    // [learned_positions, hidden]
+  ops::Weight token_types;  // [token_types, hidden]
+  NormWeights embedded_norm;
+  Linear embedding_in;   // [hidden, embedding_size], if the two differ
+  Linear embedding_out;  // [embedding_size, hidden]
+  Linear features;       // of a draft head: [hidden, joined or target's width]
   NormWeights input_norm, embedding_norm, feature_norm;
   std::vector<LayerWeights> layers;
   NormWeights final_norm;
-  Linear head;  // [vocab, embedding_size]; empty weight: the embedding
+  Linear stem[2];  // of an encoder of sound: [hidden, 3 * mel_bins], [hidden, 3 * hidden]
+  std::shared_ptr<const ModelWeights> encoder;
+  Linear head;  // [vocab, embedding_size]; empty weight: the embedding, or the model has no head
 };
 
 }  // namespace freshet

@@ -5,7 +5,7 @@ namespace {
 
 // In the order of BranchBody's alternatives.
 constexpr const BranchLoading* kLoadings[] = {&kAttentionLoading, &kMlaLoading, &kMlpLoading,
-                                              &kMoeLoading};
+                                              &kMoeLoading, &kCrossAttentionLoading};
 static_assert(std::size(kLoadings) == std::variant_size_v<BranchBody>,
               "every kind of branch needs a row");
 

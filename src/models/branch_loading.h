@@ -21,6 +21,7 @@ struct NormRoles {
   Role in, out, after;
 };
 constexpr NormRoles kAttentionNorms{Role::kAttentionIn, Role::kAttentionOut, Role::kAttentionAfter};
+constexpr NormRoles kCrossNorms{Role::kCrossIn, Role::kCrossOut, Role::kCrossAfter};
 constexpr NormRoles kMlpNorms{Role::kMlpIn, Role::kMlpOut, Role::kMlpAfter};
 
 struct BranchLoading {
@@ -50,10 +51,11 @@ constexpr BranchLoading branch_loading(const NormRoles& norms) {
 }
 
 // The rows.
-extern const BranchLoading kAttentionLoading;  // branch_attention.cc
-extern const BranchLoading kMlaLoading;        // branch_mla.cc
-extern const BranchLoading kMlpLoading;        // branch_mlp.cc
-extern const BranchLoading kMoeLoading;        // branch_moe.cc
+extern const BranchLoading kAttentionLoading;       // branch_attention.cc
+extern const BranchLoading kMlaLoading;             // branch_mla.cc
+extern const BranchLoading kMlpLoading;             // branch_mlp.cc
+extern const BranchLoading kMoeLoading;             // branch_moe.cc
+extern const BranchLoading kCrossAttentionLoading;  // branch_cross.cc
 
 const BranchLoading& loading_of(const BranchSpec& branch);
 

@@ -73,7 +73,8 @@ class ExpertReader {
   ExpertReader(WeightReader& reader, const MoeSpec& moe, int64_t hidden, int layer)
       : reader_(reader), moe_(moe), hidden_(hidden), layer_(layer) {
     interleaved_ = reader.architecture().experts_interleaved && !reader.is_gguf();
-    layout_ = interleaved_ ? Layout::kTransposed : Layout::kRows;
+    const bool transposed = reader.architecture().experts_transposed && !reader.is_gguf();
+    layout_ = transposed ? Layout::kTransposed : Layout::kRows;
   }
 
   Status read(MoeWeights& out) {

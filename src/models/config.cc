@@ -124,9 +124,17 @@ std::vector<std::string> Config::texts(Keys keys) {
 ops::Activation Config::activation(Keys keys, std::string_view fallback) {
   using A = ops::Activation;
   static constexpr std::pair<std::string_view, A> kNames[] = {
-      {"silu", A::kSilu},         {"swish", A::kSilu},         {"gelu", A::kGelu},
-      {"gelu_new", A::kGeluTanh}, {"gelu_fast", A::kGeluTanh}, {"gelu_pytorch_tanh", A::kGeluTanh},
-      {"relu", A::kRelu},         {"relu2", A::kRelu2},        {"quick_gelu", A::kQuickGelu},
+      {"silu", A::kSilu},
+      {"swish", A::kSilu},
+      {"gelu", A::kGelu},
+      {"swiglu", A::kSilu},
+      {"geglu", A::kGelu},
+      {"gelu_new", A::kGeluTanh},
+      {"gelu_fast", A::kGeluTanh},
+      {"gelu_pytorch_tanh", A::kGeluTanh},
+      {"relu", A::kRelu},
+      {"relu2", A::kRelu2},
+      {"quick_gelu", A::kQuickGelu},
   };
   const std::string name = text(keys, fallback);
   for (const auto& [known, activation] : kNames) {

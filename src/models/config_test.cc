@@ -95,7 +95,7 @@ TEST(Config, PublishedOnesReadAsTransformersReadsThem) {
     expect_facts(*spec, want);
     ++supported;
   }
-  EXPECT_EQ(supported, 100);
+  EXPECT_EQ(supported, 106);
 }
 
 TEST(Config, DefaultsFillWhatIsLeftOut) {
@@ -120,6 +120,9 @@ TEST(Config, TooManyLayersAreRefusedByEveryArchitecture) {
       json::Object object;
       object["model_type"] = json::Value(architecture.type);
       object[key] = 4097;
+      // Of encoder-decoders.
+      for (const char* side : {"num_layers", "encoder_layers", "decoder_layers"})
+        object[side] = 4097;
       const auto spec = read_spec(json::Value(std::move(object)));
       ASSERT_FALSE(spec.ok()) << architecture.type;
       EXPECT_NE(spec.status().message().find("4097 layers"), std::string::npos)
@@ -162,6 +165,14 @@ TEST(Config, ErrorsNameTheKey) {
        "'linear_attention'"},
       {R"({"model_type": "mixtral", "num_experts_per_tok": 9})", "9 of 8 experts"},
       {R"({"model_type": "deepseek_v3", "n_group": 7})", "groups"},
+      {R"({"model_type": "llama", "hidden_act": "xielu"})", "xIELU"},
+      {R"({"model_type": "falcon", "alibi": true})", "'alibi'"},
+      {R"({"model_type": "olmoe", "clip_qkv": 8.0})", "'clip_qkv'"},
+      {R"({"model_type": "ernie4_5_moe", "use_bias": true})", "'use_bias'"},
+      {R"({"model_type": "smollm3", "no_rope_layers": [1, 0]})", "'no_rope_layers'"},
+      {R"({"model_type": "phimoe", "rope_scaling": {"type": "longrope", "short_mscale": 1.0,
+          "long_mscale": 1.2, "short_factor": [1], "long_factor": [1]}})",
+       "long_mscale"},
   };
   for (const auto& [text, part] : cases) {
     const auto spec = spec_of(text);

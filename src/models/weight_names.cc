@@ -45,6 +45,8 @@ constexpr NameRule kSafetensors[] = {
 constexpr NameRule kGguf[] = {
     {Role::kEmbedding, "token_embd"},
     {Role::kPositions, "position_embd"},
+    {Role::kTokenTypes, "token_types"},
+    {Role::kEmbeddedNorm, "token_embd_norm"},
     {Role::kFinalNorm, "output_norm"},
     {Role::kHead, "output"},
     {Role::kAttentionIn, "blk.{}.attn_norm"},
@@ -71,6 +73,11 @@ constexpr NameRule kGguf[] = {
     {Role::kUp, "blk.{}.ffn_up"},
     {Role::kDown, "blk.{}.ffn_down"},
     {Role::kGateUp, "blk.{}.ffn_up"},
+    // Lists in the metadata.
+    {Role::kXieluPositive, "xielu.alpha_p"},
+    {Role::kXieluNegative, "xielu.alpha_n"},
+    {Role::kXieluBeta, "xielu.beta"},
+    {Role::kXieluEps, "xielu.eps"},
     {Role::kRouter, "blk.{}.ffn_gate_inp"},
     {Role::kRouterCorrection, "blk.{}.exp_probs_b"},
     {Role::kExpertGate, "blk.{}.ffn_gate.{e}"},
@@ -110,8 +117,14 @@ WeightNames WeightNames::gguf(std::span<const NameRule> differences) {
   return names;
 }
 
-std::string WeightNames::stem(Role role, int layer, int expert) const {
-  std::string name(patterns_[static_cast<size_t>(role)]);
+std::string WeightNames::stem(Role role, int layer, int expert, int choice) const {
+  std::string_view pattern = patterns_[static_cast<size_t>(role)];
+  for (; choice > 0; --choice) {
+    const size_t end = pattern.find('|');
+    if (end == std::string_view::npos) return {};
+    pattern.remove_prefix(end + 1);
+  }
+  std::string name(pattern.substr(0, pattern.find('|')));
   replace(name, "{}", layer);
   replace(name, "{e}", expert);
   return name;

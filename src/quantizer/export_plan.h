@@ -59,6 +59,7 @@ class ExportPlanner {
   // One for each kind of branch.
   Status branch(const AttentionSpec& a, int layer);
   Status branch(const MlaSpec& a, int layer);
+  Status branch(const CrossAttentionSpec& a, int layer);
   Status branch(const MlpSpec& mlp, int layer);
   Status branch(const MoeSpec& moe, int layer);
   Status stacked(const MoeSpec& moe, models::Role own, models::Role together, int layer);

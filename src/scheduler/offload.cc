@@ -232,7 +232,8 @@ void Offload::save(Sequence& s) {
 }
 
 void Offload::swap_out(Sequence& s) {
-  if (s.computed == 0 || s.blocks.empty()) return;
+  // Without a node in the tree nothing is shared, and tokens alone do not tell what a block holds.
+  if (s.computed == 0 || s.blocks.empty() || s.blocks.node == kv_cache::kNoNode) return;
   const int32_t full = std::min(s.computed / kBlockTokens, s.blocks.registered);
   std::vector<BlockUnit> units;
   const auto add = [&](const BlockKey& k, int32_t i, int32_t tokens) {

@@ -121,9 +121,11 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
                        : std::max(budget.tokens - budget.decodes_left, std::min(budget.tokens, 1));
   int32_t rows =
       decode ? budget.rows : std::max(budget.rows - budget.decodes_left, std::min(budget.rows, 1));
-  if (tokens == 0 || rows == 0) return WaitReason::kTokenBudget;
+  if (tokens == 0 || (rows == 0 && s.logits)) return WaitReason::kTokenBudget;
+  if (s.whole && left > tokens) return WaitReason::kTokenBudget;
 
-  StepItem item{s.id, s.computed, std::min({left, tokens, chunk()}), 0, 0};
+  const int32_t most = s.whole ? left : std::min(tokens, chunk());
+  StepItem item{s.id, s.computed, std::min(left, most), 0, 0};
   if (s.logits_from >= 0) {  // rows of the logits are scarcer than tokens
     const int32_t silent = std::clamp(s.logits_from - item.first, 0, item.count);
     item.count = std::min(item.count, silent + rows);
@@ -139,7 +141,7 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
 
   const int32_t end = item.first + item.count;
   if (s.logits_from >= 0) item.logits = std::min(item.count, std::max(0, end - s.logits_from));
-  if (end - item.draft == s.size()) item.logits = std::max(item.logits, 1 + item.draft);
+  if (end - item.draft == s.size() && s.logits) item.logits = std::max(item.logits, 1 + item.draft);
   s.planned_in = step.number;
   budget.tokens -= item.count;
   budget.rows -= item.logits;
@@ -160,7 +162,7 @@ bool Scheduler::reserve(Sequence& s, StepItem& item, Step& step) {
       continue;
     }
     if (const int32_t fit = cache_.fit(s.blocks, item.first, item.first + item.count);
-        fit > item.first) {
+        fit > item.first && !s.whole) {
       item.count = fit - item.first;
       continue;
     }
@@ -252,7 +254,7 @@ Sequence* Scheduler::candidate(bool fresh_allowed) const {
   Sequence* resumed = resumed_.empty() ? nullptr : *resumed_.begin();
   Sequence* fresh = fresh_allowed ? queue_.next(now_) : nullptr;
   if (resumed == nullptr) return fresh;
-  if (fresh == nullptr) return resumed;
+  if (fresh == nullptr || !has_encoder_blocks(*fresh->request)) return resumed;
   return fresh->request->priority < resumed->request->priority && fresh->rank < resumed->rank
              ? fresh
              : resumed;
@@ -383,13 +385,15 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
   if (slots_taken_ + slots(s) > options_.max_num_seqs) return WaitReason::kSlots;
   const size_t copies = step.copies.size();
   const int32_t cached = take_prefix(s, step.copies);
+  const bool encoded = s.request->encoded;
   const auto give_back = [&] {
+    if (!encoded) free_encoder_blocks(*s.request);
     give_back_prefix(s);
     step.copies.resize(copies);
     s.computed = 0;
   };
-  bool fits = fits_whole(s);
-  while (!fits && drop_loaded(s)) fits = fits_whole(s);
+  bool fits = take_encoder_blocks(*s.request) && fits_whole(s);
+  while (!fits && drop_loaded(s)) fits = take_encoder_blocks(*s.request) && fits_whole(s);
   if (!fits || (options_.look_ahead && !running_.empty() && !fits_ahead(s))) {
     give_back();
     return WaitReason::kBlocks;
@@ -403,6 +407,8 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
     return lacks;
   }
   dequeue(s);
+  step.items.back().encodes = !encoded && s.request->encoder_tokens > 0;
+  s.request->encoded = true;
   cache_.used(s.blocks, cached);
   if (offload_) offload_->forget(s);
   if (!s.started) {

@@ -29,12 +29,21 @@ const char* name_of(WaitReason reason) {
   return "?";
 }
 
+namespace {
+
+int32_t blocks_of(int32_t encoder_tokens) {
+  return (encoder_tokens + kv_cache::kBlockTokens - 1) / kv_cache::kBlockTokens;
+}
+
+}  // namespace
+
 // ---- life of requests ------------------------------------------------------------------------
 
 Scheduler::Scheduler(const SchedulerOptions& options, kv_cache::BlockCache& cache,
                      std::unique_ptr<BatchingPolicy> policy)
     : options_(options),
       cache_(cache),
+      encoder_pool_(options.encoder_blocks),
       policy_(std::move(policy)),
       queue_(options.ageing_us, options.fair_share) {
   // Initial guess of output lengths: 16 to 1,024 tokens.
@@ -82,6 +91,10 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
     return invalid_argument("{} prompt tokens and {} new ones exceed max_model_len {}",
                             prompt_tokens, request.max_tokens, options_.max_model_len);
   }
+  if (request.whole && prompt_tokens > options_.max_num_batched_tokens) {
+    return invalid_argument("{} prompt tokens run in one step: max_num_batched_tokens is {}",
+                            prompt_tokens, options_.max_num_batched_tokens);
+  }
   if (request.samples < 1 || request.samples > options_.max_num_seqs) {
     return invalid_argument("{} sequences per request: must be 1 to max_num_seqs ({})",
                             request.samples, options_.max_num_seqs);
@@ -94,6 +107,11 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
     return resource_exhausted("the queue is full: {} prompt tokens are waiting, and at most {} may",
                               queue_.prompt_tokens(), options_.max_queued_tokens);
   }
+  const int32_t encoder_blocks = blocks_of(request.encoder_tokens);
+  if (encoder_blocks > encoder_pool_.size()) {
+    return invalid_argument("the encoder's output needs {} cache blocks; there are {}",
+                            encoder_blocks, encoder_pool_.size());
+  }
   FRESHET_CHECK(!requests_.contains(request.id), "request {} was added twice", request.id);
   auto& r = requests_[request.id];
   r = std::make_unique<Request>();
@@ -101,6 +119,7 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   r->priority = request.priority;
   r->tenant = request.tenant;
   r->salt = std::move(request.salt);
+  r->encoder_tokens = request.encoder_tokens;
   r->arrival = now_;
   r->deadline = request.deadline;
   if (r->deadline > 0) deadlines_.emplace(r->deadline, r->id);
@@ -115,6 +134,9 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   s->pending_forks = request.samples - 1;
   s->logits_from = request.logits_from;
   s->compute_all = request.compute_all;
+  s->logits = request.logits;
+  s->whole = request.whole;
+  s->token_types = std::move(request.token_types);
   s->pin_tokens = std::clamp(request.pin_tokens, 0, s->prompt_tokens);
   r->sequences.push_back(s->id);
   queue_.arrive(*r);
@@ -144,6 +166,25 @@ void Scheduler::dequeue(Sequence& s) {
   s.waits_for = WaitReason::kNone;
 }
 
+// Whether the request has its blocks for the encoder's output, or could take them.
+bool Scheduler::has_encoder_blocks(const Request& r) const {
+  return !r.encoder_blocks.empty() || blocks_of(r.encoder_tokens) <= encoder_pool_.free();
+}
+
+// All or nothing. A request keeps its blocks while it is preempted: those that wait have none, so
+// the best-ranked request always goes on.
+bool Scheduler::take_encoder_blocks(Request& r) {
+  if (!has_encoder_blocks(r)) return false;
+  const int32_t blocks = r.encoder_blocks.empty() ? blocks_of(r.encoder_tokens) : 0;
+  for (int32_t i = 0; i < blocks; ++i) r.encoder_blocks.push_back(encoder_pool_.take());
+  return true;
+}
+
+void Scheduler::free_encoder_blocks(Request& r) {
+  for (const int32_t block : r.encoder_blocks) encoder_pool_.unref(block);
+  r.encoder_blocks.clear();
+}
+
 void Scheduler::stop_running(Sequence& s) {
   running_.erase(&s);
   slots_taken_ -= slots(s);
@@ -166,6 +207,7 @@ void Scheduler::drop(Sequence& s) {
   sequences_.erase(SequenceId{s.id});
   if (!last) return;
   queue_.leave(r);
+  free_encoder_blocks(r);
   if (r.deadline > 0) deadlines_.erase({r.deadline, r.id});
   requests_.erase(RequestId{r.id});
 }
@@ -431,6 +473,12 @@ Status Scheduler::check(std::span<const kv_cache::BlockTable* const> others) con
       tables.push_back(&branch.blocks);
     }
   }
+  int64_t encoder_blocks = 0;
+  for (const auto& [id, r] : requests_) encoder_blocks += std::ssize(r->encoder_blocks);
+  if (encoder_blocks != encoder_pool_.size() - encoder_pool_.free())
+    return internal_error("requests hold {} blocks of encoders, {} are taken", encoder_blocks,
+                          encoder_pool_.size() - encoder_pool_.free());
+  FRESHET_RETURN_IF_ERROR(encoder_pool_.check_conserved());
   for (const kv_cache::BlockTable& pinned : pins_) tables.push_back(&pinned);
   if (offload_) offload_->list_tables(tables);
   if (taken != slots_taken_)

@@ -44,6 +44,7 @@ struct SchedulerOptions {
   int32_t max_chunk = 0;  // most prompt tokens of one sequence in a step; 0: the token budget
   int32_t max_logit_rows = 256;     // rows of logits a step may ask for
   int32_t max_model_len = 0;        // most tokens of a sequence; its blocks must fit the pools
+  int32_t encoder_blocks = 0;       // blocks for encoders' outputs, of all requests together
   int32_t max_queued_requests = 0;  // 0: no limit
   int64_t max_queued_tokens = 0;
   int64_t ageing_us = 30'000'000;  // so much waiting is worth one level of priority; 0: no ageing
@@ -162,6 +163,9 @@ class Scheduler {
   void pin(Sequence& s);
   bool unpin_oldest();
   WaitReason start(Sequence& s, Step& step, Budget& budget);
+  bool has_encoder_blocks(const Request& r) const;
+  bool take_encoder_blocks(Request& r);
+  void free_encoder_blocks(Request& r);
   WaitReason plan(Sequence& s, Step& step, Budget& budget);
   bool reserve(Sequence& s, StepItem& item, Step& step);
   void plan_branches(Step& step, Budget& budget);
@@ -177,6 +181,7 @@ class Scheduler {
 
   SchedulerOptions options_;
   kv_cache::BlockCache& cache_;
+  kv_cache::BlockPool encoder_pool_;
   std::unique_ptr<BatchingPolicy> policy_;
   WaitingQueue queue_;
   std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
