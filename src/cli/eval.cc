@@ -189,8 +189,8 @@ Status eval_logits(const Options& o, Context& context) {
     }
     FRESHET_RETURN_IF_ERROR(eval::each_logits(*session, input.ids, encoder_input(input),
                                               [&](int64_t, std::span<const float> row) -> Status {
-                                                FRESHET_RETURN_IF_ERROR(advance(1));
-                                                return writer.write(row);
+                                                const Status advanced = advance(1);
+                                                return advanced.ok() ? writer.write(row) : advanced;
                                               }));
   }
   progress.clear();

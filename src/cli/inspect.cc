@@ -13,6 +13,7 @@
 #include "layers/branch_kinds.h"
 #include "layers/model.h"
 #include "loader/checkpoint.h"
+#include "models/nearest.h"
 #include "models/quantization_config.h"
 #include "models/registry.h"
 #include "runtime/loaded_model.h"
@@ -96,10 +97,7 @@ std::vector<std::pair<std::string, std::vector<int>>> layer_kinds(const ModelSpe
 }
 
 size_t kv_bytes_per_token(const ModelSpec& spec, const KvTypes& types) {
-  size_t bytes = 0;
-  for (const ops::KvShape& s : kv_cache_spec(spec, types).layers)
-    bytes += s.block_bytes() / ops::kBlockTokens;
-  return bytes;
+  return kv_cache_spec(spec, types).bytes_per_token();
 }
 
 int64_t numbers_of(const Checkpoint& checkpoint) {
@@ -187,6 +185,8 @@ void print_text(const Options& o, const Checkpoint& c, const ModelSpec& spec,
             spec.max_context, spec.tied_embeddings ? ", tied embeddings" : "");
   out.print("cache         {} per token in {}\n",
             format_bytes(kv_bytes_per_token(spec, o.kv_types)), o.kv_types.describe());
+  if (const size_t state = kv_cache_spec(spec, o.kv_types).state_bytes(); state > 0)
+    out.print("state         {} per sequence\n", format_bytes(state));
   out.print("layers        {}\n", spec.layers.size());
   for (const auto& [text, layers] : layer_kinds(spec))
     out.print("  {:11} {}\n", ranges(layers), text);
@@ -260,6 +260,7 @@ json::Value to_json(const Options& o, const Checkpoint& c, const ModelSpec& spec
   j["kv_bytes_per_token_f16"] = kv_bytes_per_token(spec, ops::KvType::kF16);
   j["kv_cache_dtype"] = ops::name_of(o.kv_types.type);
   j["kv_bytes_per_token"] = kv_bytes_per_token(spec, o.kv_types);
+  j["state_bytes_per_sequence"] = kv_cache_spec(spec, o.kv_types).state_bytes();
   json::Array layers, formats, tensors, kernels;
   for (const LayerSpec& layer : spec.layers) layers.emplace_back(layer_json(layer));
   for (const auto& [name, f] : formats_of(c)) {
@@ -338,6 +339,17 @@ void print_architectures(const Options& o, Output& out) {
   for (const std::string& name : names) out.write(name + "\n");
 }
 
+// The error for an unknown architecture says which known one is nearest.
+Result<ModelSpec> spec_or_nearest(const Checkpoint& checkpoint) {
+  Result<ModelSpec> spec = read_spec(checkpoint);
+  if (spec.ok() || spec.status().code() != StatusCode::kUnsupported) return spec;
+  FRESHET_ASSIGN_OR_RETURN(const json::Value config, models::config_of(checkpoint));
+  if (models::find_architecture(config).ok()) return spec;
+  const std::string nearest = models::nearest_architecture(checkpoint);
+  if (nearest.empty()) return spec;
+  return unsupported("{}; {}", spec.status().message(), nearest);
+}
+
 Status inspect(Options o, Output& out) {
   if (o.architectures) {
     print_architectures(o, out);
@@ -352,7 +364,7 @@ Status inspect(Options o, Output& out) {
     out.write(json::write(metadata_json(checkpoint), {.indent = 2}) + "\n");
     return {};
   }
-  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, spec_or_nearest(checkpoint));
   FRESHET_RETURN_IF_ERROR(models::check_weights_present(checkpoint).with_context(o.model));
   FRESHET_ASSIGN_OR_RETURN(o.kv_types, runtime::kv_types(o.kv_types.type, ops::KvType::kF16,
                                                          o.run.kv_cache_skip_layers, spec));

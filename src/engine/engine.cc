@@ -37,7 +37,8 @@ struct Engine::Impl {
   std::unique_ptr<speculative::LengthController> lengths;
   kv_cache::TierConfig tier_config;
   std::unique_ptr<kv_cache::TierStore> tiers;
-  std::string identity;  // of cached blocks
+  std::string identity;   // of cached blocks
+  Status keeps_prefixes;  // an error: why they cannot be kept outside of the cache
   std::unique_ptr<engine::StepLoop> loop;
 
   Status open_tiers(const EngineOptions& options, const loader::Checkpoint& checkpoint,
@@ -49,12 +50,6 @@ Status Engine::Impl::open_tiers(const EngineOptions& options, const loader::Chec
                                 const KvStorage& storage, engine::StepLoopOptions& l) {
   identity = engine::cache_identity(options, checkpoint, loaded->ops(), storage.spec());
   if (!tier_config.wanted()) return {};
-  if (!l.share_prefixes) {
-    return unsupported(
-        "prefixes of {} cannot be kept: leave out --kv-offloading-size, --kv-transfer-config and "
-        "--kv-cache-dir",
-        loaded->spec().architecture);
-  }
   if (options.on_progress) options.on_progress("opening the tiers of the cache", 0.0);
   FRESHET_ASSIGN_OR_RETURN(tiers, engine::open_tiers(tier_config, identity, storage));
   cache.tiers = true;
@@ -210,12 +205,19 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   }
   r.weights = packed_bytes(checkpoint, spec, compute.device());
   r.model_context = spec.max_context;
-  if (spec.learned_positions > 0) {
+  if (spec.learned_positions > 0)
     r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);
-  }
   r.vocab_size = spec.generates ? spec.vocab_size : 0;
   r.hidden_size = spec.hidden_size;
   r.kv = kv_cache_spec(spec, types);
+  r.checkpoint_share = options.enable_prefix_caching ? options.state_checkpoint_share : 0.0;
+  if (speculation != nullptr) r.state_slots = 1 + speculation->limit();
+  if (speculation != nullptr && speculation->tree.wanted() && r.kv.state_group() >= 0) {
+    return unsupported(
+        "draft trees need a model without states: {} has state-space or "
+        "linear-attention layers; ask for a chain of drafts",
+        spec.architecture);
+  }
   FRESHET_ASSIGN_OR_RETURN(r.available, memory_beside(host_tier));
   FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
   if (const ops::Device* device = compute.device()) {
@@ -273,6 +275,16 @@ Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const Memor
                                                     o.preferred_batch_sizes.end());
   l.scheduler.batching.instances = o.instances;
   FRESHET_RETURN_IF_ERROR(scheduler::make_batching_policy(l.scheduler.batching).status());
+  if (o.state_checkpoint_interval < ops::kBlockTokens) {
+    return invalid_argument("state_checkpoint_interval is {}: must be {} or more",
+                            o.state_checkpoint_interval, ops::kBlockTokens);
+  }
+  if (!(o.state_checkpoint_share >= 0.0 && o.state_checkpoint_share <= 0.9)) {
+    return invalid_argument("state_checkpoint_share is {}: must be between 0 and 0.9",
+                            o.state_checkpoint_share);
+  }
+  l.scheduler.checkpoint_interval = o.state_checkpoint_interval;
+  l.scheduler.kept_checkpoints = plan.checkpoints;
   l.blocks = plan.blocks;
   l.share_prefixes = o.enable_prefix_caching && !whole;
   l.timed_share = o.kv_cache_metrics_sample;
@@ -300,20 +312,21 @@ Result<std::unique_ptr<speculative::LengthController>> make_lengths(
                                                    .fixed = config.num_speculative_tokens > 0});
 }
 
-CacheInfo describe_cache(const EngineOptions& o, const MemoryPlan& plan) {
+CacheInfo describe_cache(const EngineOptions& o, const MemoryPlan& plan, bool shared) {
   CacheInfo info;
   info.block_tokens = ops::kBlockTokens;
   // Groups with a window hold fewer blocks per sequence, so they say little about capacity.
   size_t told = 0;
-  for (size_t g = 0; g < plan.windows.size(); ++g) {
-    info.sliding_window = std::max(info.sliding_window, plan.windows[g]);
-    if (plan.windows[g] == 0) told = g;
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    if (plan.groups[g].kind != KvKind::kTokens) continue;
+    info.sliding_window = std::max(info.sliding_window, plan.groups[g].window);
+    if (plan.groups[g].window == 0) told = g;
   }
   info.blocks = plan.blocks.empty() ? 0 : plan.blocks[told];
   info.tokens = info.blocks * ops::kBlockTokens;
   info.bytes = plan.kv_bytes();
   info.type = plan.kv_types.empty() ? "" : plan.kv_types[told];
-  info.prefix_caching = o.enable_prefix_caching;
+  info.prefix_caching = shared;
   info.timed = o.kv_cache_metrics_sample > 0.0;
   info.gpu_memory_utilization = o.gpu_memory_utilization;
   return info;
@@ -377,8 +390,9 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
     l.share_prefixes = false;
     l.decoder_start = decoder_start(checkpoint);
   }
-  impl->cache = describe_cache(options, plan);
-  impl->cache.prefix_caching = l.share_prefixes;
+  impl->cache = describe_cache(options, plan, l.share_prefixes);
+  impl->keeps_prefixes = engine::keeps_prefixes(spec, plan.groups, l.share_prefixes);
+  if (impl->tier_config.wanted()) FRESHET_RETURN_IF_ERROR(impl->keeps_prefixes);
 
   auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
   FRESHET_ASSIGN_OR_RETURN(impl->loaded, runtime::LoadedModel::load(compute, checkpoint, loading));
@@ -488,9 +502,11 @@ std::string Engine::memory_plan() const {
 }
 Result<PrefixFile> Engine::save_prefix(const std::vector<int32_t>& tokens,
                                        const std::string& cache_salt, const std::string& path) {
+  FRESHET_RETURN_IF_ERROR(impl_->keeps_prefixes);
   return engine::save_prefix(*impl_->loop, impl_->identity, tokens, cache_salt, path);
 }
 Result<PrefixFile> Engine::restore_prefix(const std::string& path, const std::string& cache_salt) {
+  FRESHET_RETURN_IF_ERROR(impl_->keeps_prefixes);
   return engine::restore_prefix(*impl_->loop, impl_->identity, path, cache_salt);
 }
 int Engine::erase_prefix(const std::vector<int32_t>& tokens, const std::string& cache_salt) {

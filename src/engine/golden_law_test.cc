@@ -54,6 +54,10 @@ std::vector<std::string> models() {
                             "llama+int4", "gpt-oss+k8v4", "gemma2+int4"}) {
     found.push_back(golden + "/" + small);
   }
+  // Attention in chunks and everywhere; experts chosen one by one.
+  for (const char* seeded : {"llama4-text", "phimoe"}) {
+    found.push_back(FRESHET_UNPACKED_DATA "/seeded/" + std::string(seeded));
+  }
   return found;
 }
 

@@ -57,6 +57,7 @@ void ModelRunner::clear(Turn& turn, const Step& step) {
   b.query_start.assign(1, 0);
   b.context_len.clear();
   b.logit_rows.clear();
+  b.state_saves.clear();
   turn.order.clear();
   for (const bool single : {true, false}) {
     for (size_t i = 0; i < step.items.size(); ++i) {
@@ -85,6 +86,13 @@ void ModelRunner::add(Turn& turn, size_t item, const StepItem& part, const Seque
     b.token_types.resize(static_cast<size_t>(turn.first_token[item]));
     for (int32_t p = part.first; p < part.first + part.count; ++p)
       b.token_types.push_back(s.token_types[static_cast<size_t>(p)]);
+  }
+  const std::vector<kv_cache::SavedState>& saves = s.blocks_of(part).saves;
+  if (!saves.empty()) b.state_saves.resize(b.token_ids.size(), -1);
+  for (const kv_cache::SavedState& saved : saves) {
+    const int32_t token =
+        static_cast<int32_t>(turn.first_token[item]) + saved.tokens - 1 - part.first;
+    b.state_saves[static_cast<size_t>(token)] = saved.slot;
   }
   const auto tokens = static_cast<int32_t>(b.token_ids.size());
   b.query_start.push_back(tokens);
@@ -190,6 +198,7 @@ void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler,
     b.encoder_inputs.push_back(encode(turn.order[row]));
     b.encoder_inputs.back().sequence = static_cast<int>(row);
   }
+  if (!b.state_saves.empty()) b.state_saves.resize(b.token_ids.size(), -1);
   describe_rows(turn, step, describe);
   fill_tables(turn, step, scheduler);
   FRESHET_CHECK(std::ssize(b.logit_rows) * vocab_ * 4 <= static_cast<int64_t>(logits_.size()),

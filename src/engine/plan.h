@@ -29,6 +29,10 @@ struct PlanRequest {
   int vocab_size = 0;
   int hidden_size = 0;
   KvCacheSpec kv;
+  // Of models with states: slots of a running sequence, one and one for each draft; and the share
+  // of the cache for checkpoints (kv_cache/block_cache.h).
+  int state_slots = 1;
+  double checkpoint_share = 0.25;
   size_t drafter_weights = 0;          // bytes
   size_t drafter_bytes_per_token = 0;  // of a drafter's cache, for each token that the cache holds
   size_t available = 0;                // 0: unknown, everything fits
@@ -55,7 +59,8 @@ struct MemoryPlan {
   int max_logit_rows = 0;
   std::vector<int32_t> blocks;        // [groups]
   std::vector<size_t> kv;             // bytes, [groups]
-  std::vector<int> windows;           // [groups]
+  std::vector<KvGroup> groups;        // [groups]
+  int32_t checkpoints = 0;            // of the blocks of the state group
   std::vector<std::string> kv_types;  // [groups]
   size_t weights = 0;
   size_t workspace = 0;

@@ -48,12 +48,13 @@ Result<std::unique_ptr<StepLoop>> StepLoop::start(const StepLoopOptions& options
   kv_cache::BlockCache::Options cache_options;
   scheduler::SchedulerOptions scheduling = options.scheduler;
   for (size_t g = 0; g < options.blocks.size(); ++g) {
-    if (cache.spec().groups[g].cross > 0) {  // the last group: the scheduler has its blocks
+    const KvGroup& group = cache.spec().groups[g];
+    if (group.cross > 0) {  // the last group: the scheduler has its blocks
       FRESHET_CHECK(g + 1 == options.blocks.size(), "the encoder's output is group {}", g);
       scheduling.encoder_blocks = options.blocks[g];
       continue;
     }
-    cache_options.groups.push_back({cache.spec().groups[g].window, options.blocks[g]});
+    cache_options.groups.push_back({group.window, options.blocks[g], group.kind});
   }
   cache_options.share_prefixes = options.share_prefixes;
   cache_options.hash_seed = options.seed;

@@ -68,6 +68,25 @@ Result<kv_cache::TierConfig> tier_config(const EngineOptions& o) {
   return config;
 }
 
+Status keeps_prefixes(const ModelSpec& spec, const std::vector<KvGroup>& groups, bool shared) {
+  const auto has = [&](KvKind kind) {
+    return std::ranges::find(groups, kind, &KvGroup::kind) != groups.end();
+  };
+  const char* why = nullptr;
+  if (spec.encoder != nullptr || has(KvKind::kCross)) {
+    why = "its keys and values depend on an encoder";
+  } else if (has(KvKind::kState)) {
+    why = "it has state-space or linear-attention layers";
+  } else if (!shared) {
+    why = "its cache does not share prefixes";
+  }
+  if (why == nullptr) return {};
+  return unsupported(
+      "prefixes of this model ({}) cannot be kept in files or host memory: {}; leave out "
+      "--kv-offloading-size, --kv-transfer-config, --kv-cache-dir and --slot-save-path",
+      spec.architecture, why);
+}
+
 std::string cache_identity(const EngineOptions& o, const loader::Checkpoint& checkpoint,
                            const ops::Ops& ops, const KvCacheSpec& cache) {
   std::string text = fmt::format("layout {}\n{}", kBlockLayout,
@@ -76,9 +95,9 @@ std::string cache_identity(const EngineOptions& o, const loader::Checkpoint& che
   text += fmt::format("path {}\nforced {}\nblock {}\n", o.reference ? "reference" : "kernels",
                       fmt::join(o.force_kernels, " "), ops::kBlockTokens);
   for (const KvGroup& group : cache.groups) {
-    text += fmt::format("group {}", group.window);
+    text += fmt::format("group {} {}", group.window, group.chunk);
     for (const int layer : group.layers) {
-      const ops::KvShape& s = cache.layers[static_cast<size_t>(layer)];
+      const ops::KvShape& s = cache.layers[static_cast<size_t>(layer)].shape;
       text +=
           fmt::format(" {}:{}:{}:{}:{}:{}{}", layer, ops::name_of(s.type), s.kv_heads, s.key_dim,
                       s.value_dim, s.block_bytes(), s.value_is_key_prefix ? "p" : "");

@@ -3,11 +3,13 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "freshet/engine.h"
 #include "kv_cache/tier_config.h"
 #include "kv_cache/tier_store.h"
+#include "layers/spec.h"
 #include "loader/checkpoint.h"
 #include "ops/ops.h"
 
@@ -15,6 +17,9 @@ namespace freshet::engine {
 
 // Errors: values that are wrong or do not go together.
 Result<kv_cache::TierConfig> tier_config(const EngineOptions& options);
+
+// An error unless prefixes of the model can be kept in tiers and in files.
+Status keeps_prefixes(const ModelSpec& spec, const std::vector<KvGroup>& groups, bool shared);
 
 // Everything that the bits of a cached block depend on, as lines of text: program, model, kernels,
 // types and shapes of the cache.

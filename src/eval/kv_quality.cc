@@ -16,7 +16,8 @@ constexpr int64_t kRowsAtOnce = 128;
 
 double stored_bytes_per_token(const ModelSpec& spec, ops::KvType type) {
   size_t bytes = 0;
-  for (const ops::KvShape& s : kv_cache_spec(spec, type).layers) {
+  for (const auto& [s, state_bytes] : kv_cache_spec(spec, type).layers) {
+    if (state_bytes > 0) continue;
     bytes += static_cast<size_t>(s.kv_heads) * s.head_bytes() / ops::kBlockTokens;
   }
   return static_cast<double>(bytes);

@@ -173,8 +173,8 @@ const ops::KernelTable& table_of() {
 }  // namespace
 
 Status check_simulated(const ModelSpec& spec) {
-  for (const ops::KvShape& shape : kv_cache_spec(spec, ops::KvType::kF32).layers) {
-    if (shape.value_is_key_prefix) {
+  for (const KvLayer& layer : kv_cache_spec(spec, ops::KvType::kF32).layers) {
+    if (layer.shape.value_is_key_prefix) {
       return unsupported("latent attention (MLA) is not simulated; leave it out of --policies");
     }
   }
@@ -191,7 +191,8 @@ double kivi_bytes_per_token(const ModelSpec& spec, int bits, int64_t tokens) {
   const auto keys = static_cast<double>(coarse_keys(tokens));
   const auto values = static_cast<double>(coarse_values(tokens));
   double bytes = 0.0;
-  for (const ops::KvShape& s : kv_cache_spec(spec, ops::KvType::kF32).layers) {
+  for (const auto& [s, state_bytes] : kv_cache_spec(spec, ops::KvType::kF32).layers) {
+    if (state_bytes > 0) continue;
     const double heads = s.kv_heads;
     bytes += heads * s.key_dim * (keys * coarse + (all - keys) * exact) / all;
     bytes += heads * s.value_dim * (values * coarse + (all - values) * exact) / all;

@@ -44,7 +44,8 @@ Status Session::make_cache() {
   group_blocks_.clear();
   for (const KvGroup& group : spec.groups) {
     const int64_t tokens = group.cross > 0 ? group.cross : options_.context;
-    group_blocks_.push_back((tokens + ops::kBlockTokens - 1) / ops::kBlockTokens);
+    const bool states = group.kind == KvKind::kState;
+    group_blocks_.push_back(states ? 1 : (tokens + ops::kBlockTokens - 1) / ops::kBlockTokens);
     const int64_t all = group_blocks_.back() * options_.sequences;
     if (all > INT32_MAX) return resource_exhausted("{} blocks of cache are too many", all);
     pools.push_back(static_cast<int32_t>(all));
@@ -52,6 +53,7 @@ Status Session::make_cache() {
   FRESHET_ASSIGN_OR_RETURN(cache_, loaded_->make_cache(kv_types_, pools));
   length_.assign(static_cast<size_t>(options_.sequences), 0);
   encoded_.assign(static_cast<size_t>(options_.sequences), 0);
+  state_group_ = spec.state_group();
   batch_.tables.resize(spec.groups.size());
   return {};
 }

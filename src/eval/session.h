@@ -20,7 +20,7 @@ struct SessionOptions : runtime::LoadOptions {
   // Of another session, which takes turns with this one; nullptr: its own. Then the options of
   // runtime::ComputeOptions do not count.
   std::shared_ptr<runtime::Compute> compute;
-  bool states = false;                  // run_states() is wanted, of models without logits, too
+  bool states = false;  // run_states() is wanted, of models without logits, too
   // Of another session, which takes turns with this one: only caches differ. nullptr: its own.
   // Then `compute` and the options of runtime::LoadOptions do not count.
   std::shared_ptr<runtime::LoadedModel> loaded;
@@ -68,6 +68,8 @@ class Session {
   std::span<const float> run_states(std::span<const Piece> pieces);
   void reset(int sequence) { length_[static_cast<size_t>(sequence)] = 0; }
   int64_t length(int sequence) const { return length_[static_cast<size_t>(sequence)]; }
+  // Whether set_length() can take a sequence back to a prefix of what it has run.
+  bool rewinds() const { return state_group_ < 0; }
   // Pretends that the sequence holds `tokens` tokens; their keys and values are arbitrary.
   void set_length(int sequence, int64_t tokens);
 
@@ -81,6 +83,7 @@ class Session {
   std::shared_ptr<runtime::Compute> compute_;
   std::shared_ptr<runtime::LoadedModel> loaded_;
   KvStorage cache_;
+  int state_group_ = -1;
   KvTypes kv_types_;
   std::vector<int64_t> length_;        // [sequences]
   std::vector<int32_t> encoded_;       // [sequences] positions of the encoder's output

@@ -14,7 +14,7 @@ KvCacheSpec spec_of_three() {
     shape.kv_heads = 2;
     shape.key_dim = 8 * (i + 1);
     shape.value_dim = 8;
-    spec.layers.push_back(shape);
+    spec.layers.push_back({shape});
   }
   spec.groups = {{0, {0, 2}}, {64, {1}}};
   return spec;
@@ -48,8 +48,8 @@ TEST(KvStorage, SizesOfTypes) {
 // Layers of a group may have types of their own: some stay wide.
 TEST(KvStorage, CopiesABlockInEveryLayerOfItsGroup) {
   KvCacheSpec spec = spec_of_three();
-  spec.layers[0].type = ops::KvType::kInt4;
-  spec.layers[2].type = ops::KvType::kF16;
+  spec.layers[0].shape.type = ops::KvType::kInt4;
+  spec.layers[2].shape.type = ops::KvType::kF16;
   EXPECT_EQ(spec.type_names(0), "int4 and f16");
   auto storage = KvStorage::allocate(spec, {4, 4});
   ASSERT_TRUE(storage.ok());

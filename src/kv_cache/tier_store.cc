@@ -32,9 +32,8 @@ BlockPlaces::BlockPlaces(const KvStorage& storage) {
     auto& layers = layers_.emplace_back();
     auto& bytes = bytes_.emplace_back();
     for (const int layer : group.layers) {
-      const ops::KvView view = storage.layer(layer);
-      layers.push_back(view.data);
-      bytes.push_back(view.shape.block_bytes());
+      layers.push_back(storage.layer(layer).data);
+      bytes.push_back(storage.spec().layers[static_cast<size_t>(layer)].block_bytes());
     }
   }
   host_ = storage.in_host_memory();

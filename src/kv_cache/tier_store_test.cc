@@ -28,7 +28,7 @@ class TierStoreTest : public ::testing::Test {
     ops::KvShape shape;
     shape.kv_heads = 2;
     shape.key_dim = shape.value_dim = 8;
-    spec_.layers.assign(3, shape);
+    spec_.layers.assign(3, {shape});
     spec_.groups = {{0, {0, 2}}, {64, {1}}};
     auto cache = KvStorage::allocate(spec_, {64, 64});
     cache_.emplace(std::move(*cache));

@@ -29,6 +29,14 @@ ops::AttentionBatch batch_of(const Step& step, int cache_layer) {
   return batch;
 }
 
+ops::StateView states_of(const Step& step, int cache_layer) {
+  return step.cache.states(cache_layer);
+}
+
+ops::StateBatch state_batch_of(const Step& step, int cache_layer) {
+  return step.batch.states(step.cache.group_of(cache_layer));
+}
+
 const RopeSpec* rope_of(const Step& step, int rope) {
   return rope < 0 ? nullptr : &step.spec.ropes[static_cast<size_t>(rope)];
 }
@@ -88,7 +96,16 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
     }
     all.attend.o = product_of(w.out, into);
   }
+  if (!attends || !spec.output_gate) return step.ops.qkv_attention(all);
+  const Matrix gate = step.arena.matrix(tokens, all.attend.out.cols);
+  const ops::Product gates[] = {product_of(w.gate, gate)};
+  step.ops.project(in, gates);
+  all.in = {in.rows(), nullptr, {}, in.shared};  // normalised now
+  all.attend.o = {};
   step.ops.qkv_attention(all);
+  step.ops.sigmoid_product(all.attend.out, gate);
+  const ops::Product out[] = {product_of(w.out, into)};
+  step.ops.matmul(all.attend.out, out);
 }
 
 }  // namespace
@@ -107,7 +124,7 @@ size_t gqa_attention_bytes(const AttentionSpec& spec, int64_t tokens) {
   return matrix_bytes(tokens, int64_t{spec.heads} * spec.head_dim) +
          matrix_bytes(tokens, int64_t{spec.kv_heads} * spec.head_dim) +
          matrix_bytes(tokens, int64_t{spec.kv_heads} * spec.value_dim) +
-         matrix_bytes(tokens, int64_t{spec.heads} * spec.value_dim);
+         matrix_bytes(tokens, int64_t{spec.heads} * spec.value_dim) * (spec.output_gate ? 2 : 1);
 }
 
 namespace {
@@ -126,6 +143,7 @@ struct GqaKind {
     gqa_store(step, spec, w, cache_layer, in);
   }
   static Status supported(const Spec& spec, const ops::Device& device) {
+    if (spec.output_gate) return unsupported("{} gates no attention; use the CPU", device.name());
     if (spec.bias_buckets > 0)
       return unsupported("{} adds no bias by distance; use the CPU", device.name());
     if (!spec.two_way && spec.chunk == 0 && spec.rotates_keys) return {};
@@ -172,13 +190,14 @@ struct GqaKind {
     return validate_rotation(model, a.rope, a.head_dim, layer);
   }
   static std::string describe(const Spec& a) {
-    return fmt::format("{} heads of {} over {} for keys and values{}{}", a.heads, a.head_dim,
+    return fmt::format("{} heads of {} over {} for keys and values{}{}{}", a.heads, a.head_dim,
                        a.kv_heads,
                        describe_attention_options(a.window, a.sinks, a.rotates_keys ? a.rope : -1) +
                            (a.rotates_keys ? "" : ", queries scaled by position") +
                            (a.chunk > 0 ? fmt::format(", chunks of {}", a.chunk) : "") +
                            (a.two_way ? ", both directions" : ""),
-                       a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "");
+                       a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "",
+                       a.output_gate ? ", output gate" : "");
   }
   static void fields(const Spec& a, json::Object& to) {
     to["attention"] = kName;

@@ -3,7 +3,8 @@
 // Prefill, chunked prefill, decode and verification are all this. Token t of the flattened batch
 // has an id and a position; sequence s owns tokens [query_start[s], query_start[s + 1]), which are
 // the last of its context_len[s] tokens. Branches with the same attention window share a block
-// table: a model has cache groups (kv_cache/kv_storage.h), and tables[g] belongs to group g.
+// table: a model has cache groups (kv_cache/kv_storage.h), and tables[g] belongs to group g. In a
+// group of states the first entry of a sequence is the slot of its state.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "kv_cache/kv_storage.h"
 #include "ops/attention.h"
 #include "ops/sample.h"
+#include "ops/state.h"
 
 namespace freshet {
 
@@ -55,6 +57,8 @@ struct ForwardBatch {
   const float* features = nullptr;
   bool own_states = false;
 
+  // Empty, or [tokens]: the slot that keeps a copy of the states behind this token (ops/state.h).
+  std::vector<int32_t> state_saves;
   std::vector<int32_t> token_types;  // [tokens], or empty: all of type 0
   // Empty, or [tokens]: positions up to this one, exclusively, are visible to the token although
   // they may lie behind it. The tokens of an image have the image's end here.
@@ -77,6 +81,10 @@ struct ForwardBatch {
   const std::vector<int32_t>& slots(int group) const {
     const BlockTables& t = tables[static_cast<size_t>(group)];
     return t.context_len.empty() ? context_len : t.context_len;
+  }
+  ops::StateBatch states(int group) const {
+    const BlockTables& t = tables[static_cast<size_t>(group)];
+    return {query_start, context_len, t.ids.data(), t.stride, state_saves};
   }
 };
 

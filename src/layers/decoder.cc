@@ -1,5 +1,6 @@
 #include "layers/decoder.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -186,6 +187,10 @@ ops::Input Decoder::branch_input(int layer, int branch, const Matrix& stream, op
   ops::Input in{stream};
   if (!spec) return in;
   norm = norm_of(*spec, weights_of(layer, branch).norms.in);
+  if (branch_of(layer, branch).normed_stream) {
+    ops_.norm(stream, stream, norm);
+    return in;
+  }
   in.norm = &norm;
   in.normed = arena_.matrix(stream.rows, stream.cols);
   return in;
@@ -210,9 +215,10 @@ void Decoder::branch(Step& step, int layer, int branch, const ops::Input& in, co
     return norm ? norm_of(*norm, weights) : ops::Norm{};
   };
   const ops::Norm after = optional_norm(norms.after, w.norms.after);
-  const bool scalable = kind.scales || spec_.residual_scale == 1.0f;
-  if (!norms.out && scalable && in.rows().data != x.data) {
-    run({x, true, spec_.residual_scale});
+  const float scale = spec_.residual_scale * spec.scale;
+  const bool scalable = kind.scales || scale == 1.0f;
+  if (!norms.out && scalable && spec.stream_scale == 1.0f && in.rows().data != x.data) {
+    run({x, true, scale});
     if (norms.after) ops_.norm(x, x, after);
     return;
   }
@@ -220,8 +226,8 @@ void Decoder::branch(Step& step, int layer, int branch, const ops::Input& in, co
   const Matrix out = arena_.matrix(x.rows, x.cols);
   run({out, false, 1.0f});
   const ops::Norm own = optional_norm(norms.out, w.norms.out);
-  ops_.add_residual(
-      {x, out, norms.out ? &own : nullptr, spec_.residual_scale, norms.after ? &after : nullptr});
+  if (spec.stream_scale != 1.0f) ops_.scale(x, spec.stream_scale);
+  ops_.add_residual({x, out, norms.out ? &own : nullptr, scale, norms.after ? &after : nullptr});
 }
 
 // Stores the keys and values of all rows of the branch's input.
@@ -242,12 +248,21 @@ Matrix Decoder::logit_rows(const Step& step, const Step& last, const Matrix& x) 
 // only those rows continue, in a stream of their own.
 Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
   const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
-  if (spec.parallel) return run_parallel(step, layer, x, last);
   Matrix stream = x;
   Step* on = &step;
+  const int parallel = spec.parallel_branches();
+  if (parallel > 0) {
+    const bool ends = last != nullptr && last_stored_.branch < parallel;
+    stream = run_parallel(step, layer, x, ends ? last : nullptr);
+    if (stream.rows == 0) return stream;
+    if (ends) on = last;
+  }
   ops::Norm norm;
-  for (int b = 0; b < static_cast<int>(spec.branches.size()); ++b) {
-    if (last != nullptr && b == last_stored_.branch) {
+  for (int b = parallel; b < static_cast<int>(spec.branches.size()); ++b) {
+    // Where states advance, all rows run to the end of the branch.
+    const bool ends = last != nullptr && b == last_stored_.branch;
+    const bool runs_all = ends && kind_of(spec.branches[static_cast<size_t>(b)]).store == nullptr;
+    if (ends && !runs_all) {
       const Matrix rows = logit_rows(step, *last, stream);
       const Scratch scratch(arena_);
       store(step, layer, b, branch_input(layer, b, stream, norm));
@@ -255,18 +270,31 @@ Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
       stream = rows;
       on = last;
     }
-    const Scratch scratch(arena_);
-    branch(*on, layer, b, branch_input(layer, b, stream, norm), stream);
+    {
+      const Scratch scratch(arena_);
+      branch(*on, layer, b, branch_input(layer, b, stream, norm), stream);
+    }
+    if (!runs_all) continue;
+    stream = logit_rows(step, *last, stream);
+    if (stream.rows == 0) return stream;
+    on = last;
   }
   return stream;
 }
 
 Matrix Decoder::run_parallel(Step& step, int layer, const Matrix& x, Step* last) {
   const std::vector<BranchSpec>& branches = spec_.layers[static_cast<size_t>(layer)].branches;
-  const auto count = static_cast<int>(branches.size());
+  const int count = spec_.layers[static_cast<size_t>(layer)].parallel_branches();
   // A branch without a norm shares the input of the branch before it. The first one has a norm.
   const auto shares = [&](int b) { return !branches[static_cast<size_t>(b)].norms.in; };
+  const bool advances = std::any_of(branches.begin(), branches.begin() + count, [](const auto& b) {
+    return kind_of(b).cache != nullptr && kind_of(b).store == nullptr;
+  });
   Matrix stream = x;
+  if (last != nullptr && advances) {  // as in run_layer()
+    stream = logit_rows(step, *last, run_parallel(step, layer, x, nullptr));
+    return stream;
+  }
   if (last != nullptr) {
     stream = logit_rows(step, *last, x);
     for (int b = 0; b < count; ++b) {

@@ -12,7 +12,7 @@ namespace {
 
 Status supported(const BranchSpec& branch, const ops::Device& device) {
   const BranchKind& kind = kind_of(branch);
-  if (kind.cache != nullptr) {
+  if (kind.store != nullptr) {
     FRESHET_RETURN_IF_ERROR(device.supports(kind.cache(branch, ops::KvType::kF16).shape));
   }
   return kind.supported != nullptr ? kind.supported(branch, device) : Status();

@@ -75,6 +75,7 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
   }
   if (ops_.device() != nullptr) {
     for (size_t layer = 0; layer < cache.spec().layers.size(); ++layer) {
+      if (cache.spec().layers[layer].state_bytes > 0) continue;  // not on devices
       step_key_.push_back(reinterpret_cast<int64_t>(cache.layer(static_cast<int>(layer)).data));
     }
     // Another model on the same device has memory of its own.

@@ -10,11 +10,10 @@ void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input&
   const Matrix up = step.arena.matrix(in.x.rows, spec.ff);
   if (spec.gated) {
     const Matrix gate = step.arena.matrix(in.x.rows, spec.ff);
-    step.ops.gated({in,
-                    product_of(w.gate, gate),
-                    product_of(w.up, up),
-                    {spec.activation, 0.0f, 0.0f},
-                    product_of(w.down, into)});
+    ops::Product gates = product_of(w.gate, gate);
+    gates.scale = spec.gate_scale;
+    step.ops.gated(
+        {in, gates, product_of(w.up, up), {spec.activation, 0.0f, 0.0f}, product_of(w.down, into)});
     return;
   }
   const ops::Product products[] = {product_of(w.up, up)};

@@ -15,14 +15,18 @@ KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types) {
       if (kind.cache == nullptr) continue;
       const BranchCache stored = kind.cache(branch, type);
       const auto index = static_cast<int>(cache.layers.size());
-      cache.layers.push_back(stored.shape);
+      cache.layers.push_back({stored.shape, stored.state_bytes});
+      const KvKind of = stored.state_bytes > 0 ? KvKind::kState
+                        : stored.cross > 0     ? KvKind::kCross
+                                               : KvKind::kTokens;
       auto group = std::find_if(cache.groups.begin(), cache.groups.end(), [&](const KvGroup& g) {
-        return g.window == stored.window && g.chunk == stored.chunk &&
+        return g.kind == of && g.window == stored.window && g.chunk == stored.chunk &&
                g.two_way == stored.two_way && g.cross == stored.cross;
       });
       if (group == cache.groups.end()) {
         group = cache.groups.insert(
-            cache.groups.end(), {stored.window, {}, stored.chunk, stored.two_way, stored.cross});
+            cache.groups.end(),
+            {stored.window, {}, stored.chunk, stored.two_way, stored.cross, of});
       }
       group->layers.push_back(index);
     }
@@ -41,7 +45,8 @@ BranchPlace last_stored(const ModelSpec& spec) {
   for (auto layer = static_cast<int>(spec.layers.size()) - 1; layer >= 0; --layer) {
     const std::vector<BranchSpec>& branches = spec.layers[static_cast<size_t>(layer)].branches;
     for (auto branch = static_cast<int>(branches.size()) - 1; branch >= 0; --branch) {
-      if (kind_of(branches[static_cast<size_t>(branch)]).store != nullptr) return {layer, branch};
+      const BranchKind& kind = kind_of(branches[static_cast<size_t>(branch)]);
+      if (kind.cache != nullptr && kind.write_cross == nullptr) return {layer, branch};
     }
   }
   return {};
@@ -77,6 +82,10 @@ Status validate_layer(const ModelSpec& spec, size_t index) {
   if (layer.branches.empty() || layer.branches.size() > kMaxBranches) {
     return invalid_argument("layer {}: {} branches, must be 1 to {}", index, layer.branches.size(),
                             kMaxBranches);
+  }
+  if (layer.together < 0 || layer.together > std::ssize(layer.branches)) {
+    return invalid_argument("layer {}: {} of {} branches are parallel", index, layer.together,
+                            layer.branches.size());
   }
   // Otherwise the first branch would change the input of the others.
   if (layer.parallel && !layer.branches.front().norms.in) {

@@ -6,6 +6,7 @@
 // after it is read, so safe to read from many threads.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -89,6 +90,9 @@ struct AttentionSpec {
   // Distances share `bias_buckets` numbers, and those of bias_distance or more share the last.
   int bias_buckets = 0;
   int bias_distance = 0;
+  // The result is multiplied by the sigmoid of a projection of the input, before `out`. The
+  // checkpoint has its rows behind each head's queries.
+  bool output_gate = false;
 };
 
 // Attention of a decoder's tokens to all of an encoder's output, whose keys and values are written
@@ -130,7 +134,8 @@ struct MlpSpec {
   ops::Activation activation = ops::Activation::kSilu;
   bool xielu = false;  // in place of `activation`; not gated
   bool bias = false;
-  bool down_bias = false;  // of the down projection alone
+  bool down_bias = false;   // of the down projection alone
+  float gate_scale = 1.0f;  // of gate(x), before the activation
 };
 
 struct MoeSpec {
@@ -145,24 +150,97 @@ struct MoeSpec {
   bool shared_gate = false;    // the shared expert is scaled by a sigmoid gate
 };
 
+// Layers that keep a state of constant size for each sequence (ops/state.h). In all of them
+// `taps` counts the tokens that a depthwise causal convolution reads, itself included.
+
+// out(C * conv(B * u)), with B, C and u projected from the input (LFM2).
+struct ShortConvSpec {
+  int channels = 0;
+  int taps = 3;
+  bool bias = false;  // of the convolution and of both projections
+};
+
+// A selective state space with a decay for each channel and state (Mamba, arXiv:2312.00752).
+struct MambaSpec {
+  int inner = 0;  // channels
+  int state = 16;
+  int taps = 4;
+  int dt_rank = 0;
+  bool conv_bias = true;
+  bool proj_bias = false;
+  std::optional<NormSpec> inner_norm;  // of the step size's low rank, of B and of C
+};
+
+// One with a decay for each head (Mamba-2, arXiv:2405.21060).
+struct Mamba2Spec {
+  int heads = 0;
+  int head_dim = 0;
+  int groups = 1;  // heads of a group share B and C
+  int state = 128;
+  int taps = 4;
+  bool conv_bias = true;
+  bool proj_bias = false;
+  float dt_min = 0.0f, dt_max = 0.0f;  // limits of step sizes; dt_max 0: none
+  std::optional<NormSpec> norm;        // of the result, in `norm_groups` parts; none: gate alone
+  int norm_groups = 1;
+  bool norm_before_gate = false;
+  // Multipliers of the parts of the input projection: gate, x, B, C, step sizes (Falcon-H1).
+  std::array<float, 5> part_scale = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+
+  int inner() const { return heads * head_dim; }
+  int conv_channels() const { return inner() + 2 * groups * state; }
+};
+
+// Linear attention by the gated delta rule (arXiv:2412.06464; Qwen3-Next).
+struct DeltaNetSpec {
+  int key_heads = 0;
+  int value_heads = 0;  // a multiple of key_heads
+  int key_dim = 0;
+  int value_dim = 0;
+  int taps = 4;
+  NormSpec norm;  // of each head's result, before the gate
+
+  int keys() const { return key_heads * key_dim; }
+  int values() const { return value_heads * value_dim; }
+};
+
+// Linear attention with a fixed decay for each head (lightning attention, arXiv:2401.04658).
+struct LightningSpec {
+  int heads = 0;
+  int head_dim = 0;
+  ops::Activation activation = ops::Activation::kSilu;  // of queries, keys and values
+  NormSpec norm;                                        // of all heads together
+  float slope_scale = 1.0f;  // head h of H decays by exp(-slope_scale * 2^(-8 (h + 1) / H))
+};
+
 // The norms around one branch: x = after(x + out(branch(in(x)))).
 struct BranchNorms {
   std::optional<NormSpec> in, out, after;
 };
 
 // Every kind of branch. layers/branch_kinds.h has a row for each, in this order.
-using BranchBody = std::variant<AttentionSpec, MlaSpec, MlpSpec, MoeSpec, CrossAttentionSpec>;
+using BranchBody = std::variant<AttentionSpec, MlaSpec, MlpSpec, MoeSpec, ShortConvSpec, MambaSpec,
+                                Mamba2Spec, DeltaNetSpec, LightningSpec, CrossAttentionSpec>;
 
 struct BranchSpec {
   BranchNorms norms;
   BranchBody body;
+  float scale = 1.0f;  // of the branch's output
+  // x = stream_scale * x + ..., where x is in(x) itself with `normed_stream` (MiniMax-01).
+  float stream_scale = 1.0f;
+  bool normed_stream = false;
 };
 
 struct LayerSpec {
   std::vector<BranchSpec> branches;  // in the order in which they add to the residual stream
-  // All branches read the layer's input. A branch without norms.in shares the normalised input of
-  // the branch before it.
+  // All branches, or the first `together` ones (0: all), read the layer's input. Of those, a branch
+  // without norms.in shares the normalised input of the branch before it.
   bool parallel = false;
+  int together = 0;
+
+  int parallel_branches() const {
+    return !parallel ? 0 : together > 0 ? together : static_cast<int>(branches.size());
+  }
 
   // The first branch of a kind; nullptr if the layer has none.
   template <class Spec>
@@ -249,16 +327,16 @@ struct ModelSpec {
   float logits_softcap = 0.0f;
 };
 
-// One layer of cache for each branch that stores keys and values, in the order of the branches.
-// Cache layers with the same window, chunk and direction share a group; groups are in the order of
+// One layer of cache for each branch that remembers something, in the order of the branches. Cache
+// layers with the same kind, window, chunk and direction share a group; groups are in the order of
 // their first layers.
 KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types);
 
 // Whether tokens see those behind them: then a sequence is computed in one step, whole.
 bool reads_both_ways(const ModelSpec& spec);
 
-// The last branch that stores keys and values: tokens that need no logits stop behind it. -1, -1 if
-// no branch stores any.
+// The last branch that remembers tokens: tokens that need no logits stop behind it. -1, -1 if
+// no branch does.
 struct BranchPlace {
   int layer = -1;
   int branch = -1;

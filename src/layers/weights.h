@@ -40,6 +40,7 @@ struct AttentionWeights {
   NormWeights q_norm, k_norm;
   Vector sinks;          // [heads]
   Vector distance_bias;  // [heads, 2 * bias_distance + 1], by distance from -bias_distance on
+  Linear gate;           // [heads * value_dim, hidden], with AttentionSpec::output_gate
 };
 
 struct CrossAttentionWeights {
@@ -72,10 +73,63 @@ struct MoeWeights {
   Linear shared_gate;  // [1, hidden]
 };
 
+// A depthwise causal convolution.
+struct ConvWeights {
+  Vector weight;  // [taps, channels], oldest token first
+  Vector bias;    // [channels]
+};
+
+struct ShortConvWeights {
+  Linear in;  // [3 * channels, hidden]: B, C, u
+  ConvWeights conv;
+  Linear out;
+};
+
+struct MambaWeights {
+  Linear in;  // [2 * inner, hidden]: u, gate
+  ConvWeights conv;
+  Linear x;   // [dt_rank + 2 * state, inner]: step sizes, B, C
+  Linear dt;  // [inner, dt_rank]
+  Vector a;   // [state, inner], negative
+  Vector d;   // [inner]
+  NormWeights dt_norm, b_norm, c_norm;
+  Linear out;
+};
+
+struct Mamba2Weights {
+  Linear in;  // [2 * inner + 2 * groups * state + heads, hidden]: gate, x, B, C, step sizes
+  ConvWeights conv;
+  Vector a;        // [heads], negative
+  Vector d;        // [heads]
+  Vector dt_bias;  // [heads]
+  NormWeights norm;
+  Linear out;
+};
+
+struct DeltaNetWeights {
+  Linear qkvz;  // [2 * keys + 2 * values, hidden]: all queries, keys, values, gates
+  Linear ba;    // [2 * value_heads, hidden]: write strengths, decays
+  ConvWeights conv;
+  Vector a;        // [value_heads], negative
+  Vector dt_bias;  // [value_heads]
+  NormWeights norm;
+  Linear out;
+};
+
+struct LightningWeights {
+  Linear qkv;    // all queries, keys, values
+  Linear gate;   // [heads * head_dim, hidden]
+  Vector decay;  // [heads], negative: the logarithm
+  NormWeights norm;
+  Linear out;
+};
+
 struct BranchWeights {
   BranchNormWeights norms;
   // Of the kind that BranchSpec::body has: the alternatives are in the same order.
-  std::variant<AttentionWeights, MlaWeights, MlpWeights, MoeWeights, CrossAttentionWeights> body;
+  std::variant<AttentionWeights, MlaWeights, MlpWeights, MoeWeights, ShortConvWeights, MambaWeights,
+               Mamba2Weights, DeltaNetWeights, LightningWeights, CrossAttentionWeights>
+      body;
 };
 
 struct LayerWeights {

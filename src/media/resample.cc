@@ -111,7 +111,7 @@ uint8_t rounded(int32_t sum) {
 Picture resize_rows(const Picture& in, int width, int first_row, int rows,
                     const AxisWeights& axis) {
   Picture out(width, rows);
-  constexpr int32_t kHalf = 1 << (kWeightBits - 1);
+  constexpr int32_t kRounding = 1 << (kWeightBits - 1);
   for (int y = 0; y < rows; ++y) {
     const uint8_t* from = in.row(first_row + y);
     uint8_t* to = out.row(y);
@@ -119,7 +119,7 @@ Picture resize_rows(const Picture& in, int width, int first_row, int rows,
       const auto [first, count] = axis.ranges[x];
       const int32_t* weights = axis.weights.data() + x * axis.stride;
       const uint8_t* pixel = from + static_cast<size_t>(first) * 3;
-      int32_t r = kHalf, g = kHalf, b = kHalf;
+      int32_t r = kRounding, g = kRounding, b = kRounding;
       for (int k = 0; k < count; ++k, pixel += 3) {
         r += pixel[0] * weights[k];
         g += pixel[1] * weights[k];

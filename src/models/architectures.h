@@ -62,5 +62,17 @@ Architecture mbart();
 Architecture whisper();
 Architecture gte();
 Architecture gte_new();
+Architecture lfm2();
+Architecture lfm2_moe();
+Architecture mamba();
+Architecture falcon_mamba();
+Architecture mamba2();
+Architecture qwen3_next();
+Architecture falcon_h1();
+Architecture granitemoehybrid();
+Architecture bamba();
+Architecture jamba();
+Architecture nemotron_h();
+Architecture minimax();
 
 }  // namespace freshet::models

@@ -51,11 +51,33 @@ FusedOrders fused_orders(const AttentionSpec& a, FusedQkv layout) {
   return orders;
 }
 
+// Queries whose gates are behind them in the same matrix, head by head.
+Status assemble_gated(WeightReader& reader, const AttentionSpec& a, int64_t hidden, int layer,
+                      AttentionWeights& out) {
+  const int64_t q = int64_t{a.heads} * a.head_dim, gates = int64_t{a.heads} * a.value_dim;
+  Order queries, gate;
+  for (int64_t h = 0; h < a.heads; ++h) {
+    const int64_t first = h * (a.head_dim + a.value_dim);
+    const Order own = range(first, a.head_dim), behind = range(first + a.head_dim, a.value_dim);
+    queries.insert(queries.end(), own.begin(), own.end());
+    gate.insert(gate.end(), behind.begin(), behind.end());
+  }
+  FRESHET_RETURN_IF_ERROR(
+      reader.linear(out.q, Role::kQuery, layer, q + gates, hidden, a.qkv_bias, queries));
+  FRESHET_RETURN_IF_ERROR(
+      reader.linear(out.gate, Role::kQuery, layer, q + gates, hidden, a.qkv_bias, gate));
+  FRESHET_RETURN_IF_ERROR(reader.linear(out.k, Role::kKey, layer, int64_t{a.kv_heads} * a.head_dim,
+                                        hidden, a.qkv_bias));
+  return reader.linear(out.v, Role::kValue, layer, int64_t{a.kv_heads} * a.value_dim, hidden,
+                       a.qkv_bias);
+}
+
 Status assemble_qkv(WeightReader& reader, const AttentionSpec& a, int64_t hidden, int layer,
                     AttentionWeights& out) {
   const int64_t q = int64_t{a.heads} * a.head_dim;
   const int64_t k = int64_t{a.kv_heads} * a.head_dim;
   const int64_t v = int64_t{a.kv_heads} * a.value_dim;
+  if (a.output_gate) return assemble_gated(reader, a, hidden, layer, out);
   const bool separate = reader.find(Role::kQuery, ".weight", layer) != nullptr ||
                         reader.find(Role::kQkv, ".weight", layer) == nullptr;
   if (separate) {
@@ -169,6 +191,10 @@ Status make(DummyMaker& maker, const AttentionSpec& a, int64_t hidden, Attention
       maker.linear(out.k, "attention.k", Role::kKey, k, input, a.qkv_bias && a.key_bias));
   FRESHET_RETURN_IF_ERROR(maker.linear(out.v, "attention.v", Role::kValue,
                                        int64_t{a.kv_heads} * a.value_dim, input, a.qkv_bias));
+  if (a.output_gate) {
+    FRESHET_RETURN_IF_ERROR(maker.linear(out.gate, "attention.gate", Role::kQuery,
+                                         int64_t{a.heads} * a.value_dim, input, a.qkv_bias));
+  }
   FRESHET_RETURN_IF_ERROR(maker.linear(out.out, "attention.out", Role::kOutput, hidden,
                                        int64_t{a.heads} * a.value_dim, a.out_bias));
   if (a.qk_norm != QkNorm::kNone) {

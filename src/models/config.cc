@@ -6,6 +6,7 @@
 namespace freshet::models {
 
 std::optional<std::pair<std::string_view, const json::Value*>> Config::entry(Keys keys) const {
+  if (asked_ != nullptr) asked_->insert(keys.begin(), keys.end());
   for (const std::string_view key : keys) {
     const json::Value* value = root_.find(key);
     if (value != nullptr && !value->is_null()) return std::pair(key, value);

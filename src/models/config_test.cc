@@ -131,6 +131,36 @@ TEST(Config, TooManyLayersAreRefusedByEveryArchitecture) {
   }
 }
 
+TEST(Config, Llama4HasChunksAndLayersWithoutRope) {
+  const json::Value config = read("meta-llama--Llama-4-Maverick-17B-128E-Instruct_config.json");
+  const auto spec = read_spec(*config.find("text_config"));
+  ASSERT_TRUE(spec.ok()) << spec.status().message();
+  ASSERT_EQ(spec->layers.size(), 48u);
+  EXPECT_EQ(spec->layers[0].mlp().ff, 16384);
+  EXPECT_EQ(spec->layers[0].attention().chunk, 8192);
+  EXPECT_EQ(spec->layers[0].attention().rope, 0);
+  const MoeSpec* const moe = spec->layers[3].find<MoeSpec>();
+  ASSERT_NE(moe, nullptr);
+  EXPECT_EQ(moe->routing.experts, 128);
+  EXPECT_EQ(moe->expert_ff, 8192);
+  EXPECT_TRUE(moe->weight_before);
+  EXPECT_EQ(spec->layers[3].attention().chunk, 0);
+  EXPECT_FALSE(spec->layers[3].attention().rotates_keys);
+  const RopeSpec& temperature = spec->ropes[static_cast<size_t>(spec->layers[3].attention().rope)];
+  EXPECT_EQ(temperature.scaling, RopeSpec::Scaling::kTemperature);
+  EXPECT_EQ(temperature.original_context, 8192);
+}
+
+// rope_scaling of Hunyuan's files: "dynamic" with an alpha is a base, whatever the context.
+TEST(Config, HunyuansAlphaIsABase) {
+  const auto spec = spec_of(
+      R"({"model_type": "hunyuan_v1_dense", "hidden_size": 4096, "num_attention_heads": 32,
+          "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"}})");
+  ASSERT_TRUE(spec.ok()) << spec.status().message();
+  EXPECT_EQ(spec->ropes.front().scaling, RopeSpec::Scaling::kNone);
+  EXPECT_NEAR(spec->ropes.front().theta, 1e4 * std::pow(1000.0, 128.0 / 126.0), 1e-3);
+}
+
 TEST(Config, OldAndNewSpellingsOfRopeAgree) {
   const auto before = spec_of(
       R"({"model_type": "llama", "rope_theta": 5e5, "rope_scaling":

@@ -1,5 +1,6 @@
 #include "models/decoder_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -110,6 +111,24 @@ void set_local_ropes(Config& c, ModelSpec& spec, double theta,
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     spec.layers[i].attention().rope = local(static_cast<int>(i)) ? 1 : 0;
   }
+}
+
+std::vector<bool> attention_layers(Config& c, const ModelSpec& spec, Keys attention, Keys states) {
+  std::vector<bool> attends(spec.layers.size(), true);
+  const std::vector<std::string> types = c.texts({"layer_types", "layers_block_type"});
+  if (types.empty()) return attends;
+  if (types.size() < spec.layers.size()) {
+    c.fail(invalid_argument("the configuration's 'layer_types' lists {} of {} layers", types.size(),
+                            spec.layers.size()));
+    return attends;
+  }
+  for (size_t i = 0; i < attends.size(); ++i) {
+    attends[i] = std::ranges::find(attention, types[i]) != attention.end();
+    if (attends[i] || std::ranges::find(states, types[i]) != states.end()) continue;
+    c.fail(unsupported("unsupported kind of layer '{}'", types[i]));
+    return attends;
+  }
+  return attends;
 }
 
 namespace {

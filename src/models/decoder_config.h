@@ -52,6 +52,11 @@ std::function<bool(int)> rotating_layers(Config& config, const ModelSpec& spec);
 void set_local_ropes(Config& config, ModelSpec& spec, double theta,
                      const std::function<bool(int)>& local);
 
+// Which layers attend, in models whose other layers keep states: by `layer_types`, whose entries
+// must be in one of the lists. All of them attend if the key is absent.
+std::vector<bool> attention_layers(Config& config, const ModelSpec& spec, Keys attention,
+                                   Keys states);
+
 // Replaces the MLP of the layers for which `sparse(layer)` holds by experts.
 void set_experts(ModelSpec& spec, const MoeSpec& moe, const std::function<bool(int)>& sparse);
 

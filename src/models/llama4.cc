@@ -24,7 +24,11 @@ void set_attention(Config& c, ModelSpec& s) {
   const int chunk =
       c.has_null("attention_chunk_size") ? 0 : c.count({"attention_chunk_size"}, 8192);
   const bool norms = c.flag({"use_qk_norm"}, true);
-  const bool tuning = c.flag({"attn_temperature_tuning"}, true);
+  // Some files say 4 for true.
+  const json::Value* said = c.find({"attn_temperature_tuning"});
+  const bool tuning = said != nullptr && said->is_number()
+                          ? said->as_double() != 0
+                          : c.flag({"attn_temperature_tuning"}, true);
   const bool bias = c.flag({"attention_bias"}, false);
   RopeSpec temperature;
   temperature.rotary_dim = s.layers.front().attention().head_dim;

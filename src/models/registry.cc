@@ -22,16 +22,20 @@ namespace models {
 
 std::span<const Architecture> architectures() {
   static const Architecture list[] = {
-      llama(),        mistral(),       mixtral(),     qwen2(),       qwen3(),       qwen2_moe(),
-      qwen3_moe(),    gemma(),         gemma2(),      gemma3(),      phi3(),        gpt2(),
-      gpt_neox(),     opt(),           olmo2(),       granite(),     starcoder2(),  stablelm(),
-      cohere(),       glm4(),          deepseek_v2(), deepseek_v3(), gpt_oss(),     smollm3(),
-      olmo3(),        olmoe(),         cohere2(),     exaone4(),     glm4_moe(),    ernie4_5(),
-      ernie4_5_moe(), hunyuan_dense(), seed_oss(),    apertus(),     arcee(),       nemotron(),
-      phi(),          phimoe(),        falcon(),      minimax_m2(),  granitemoe(),  gpt_bigcode(),
-      gptj(),         llama4(),        bert(),        roberta(),     xlm_roberta(), camembert(),
-      nomic_bert(),   modernbert(),    gte(),         gte_new(),     t5(),          mt5(),
-      bart(),         mbart(),         whisper(),
+      llama(),        mistral(),       mixtral(),    qwen2(),      qwen3(),
+      qwen2_moe(),    qwen3_moe(),     gemma(),      gemma2(),     gemma3(),
+      phi3(),         gpt2(),          gpt_neox(),   opt(),        olmo2(),
+      granite(),      starcoder2(),    stablelm(),   cohere(),     glm4(),
+      deepseek_v2(),  deepseek_v3(),   gpt_oss(),    smollm3(),    olmo3(),
+      olmoe(),        cohere2(),       exaone4(),    glm4_moe(),   ernie4_5(),
+      ernie4_5_moe(), hunyuan_dense(), seed_oss(),   apertus(),    arcee(),
+      nemotron(),     phi(),           phimoe(),     falcon(),     minimax_m2(),
+      granitemoe(),   gpt_bigcode(),   gptj(),       llama4(),     bert(),
+      roberta(),      xlm_roberta(),   camembert(),  nomic_bert(), modernbert(),
+      gte(),          gte_new(),       t5(),         mt5(),        bart(),
+      mbart(),        whisper(),       lfm2(),       lfm2_moe(),   mamba(),
+      falcon_mamba(), mamba2(),        qwen3_next(), falcon_h1(),  granitemoehybrid(),
+      bamba(),        jamba(),         nemotron_h(), minimax(),
   };
   return list;
 }
@@ -152,10 +156,14 @@ Result<ModelSpec> read_settled(const loader::Checkpoint& checkpoint, const json:
   return spec;
 }
 
+}  // namespace
+
 Result<json::Value> config_of(const loader::Checkpoint& checkpoint) {
   if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf) return gguf_config(checkpoint);
   return text_config(checkpoint.config());
 }
+
+namespace {
 
 // A model that is being loaded.
 struct Loading {
@@ -235,6 +243,15 @@ Result<std::unique_ptr<Model>> load_cached(const Loading& l, const std::string& 
   return model;
 }
 
+// The last weight of a layer's first branch.
+Role last_weight_of(const LayerSpec& layer) {
+  const BranchBody& body = layer.branches.front().body;
+  if (std::holds_alternative<AttentionSpec>(body) || std::holds_alternative<MlaSpec>(body))
+    return Role::kOutput;
+  if (std::holds_alternative<MlpSpec>(body)) return Role::kDown;
+  return std::holds_alternative<MoeSpec>(body) ? Role::kRouter : Role::kStateOut;
+}
+
 }  // namespace
 
 Result<Description> describe(const loader::Checkpoint& checkpoint) {
@@ -261,7 +278,8 @@ Status check_weights_present(const loader::Checkpoint& checkpoint) {
     return invalid_argument("lacks the weight {}.weight: are all files there?", embedding);
   const int last = static_cast<int>(spec.layers.size()) - 1;
   for (const int layer : {0, last}) {
-    const std::string output = names.stem(Role::kOutput, layer);
+    const std::string output =
+        names.stem(last_weight_of(spec.layers[static_cast<size_t>(layer)]), layer);
     if (!has(output))
       return invalid_argument("lacks the weight {}.weight: are all files there?", output);
   }

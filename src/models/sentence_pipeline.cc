@@ -53,15 +53,15 @@ struct Module {
 };
 
 Result<HeadStage::Act> torch_act(std::string_view name) {
-  using Act = HeadStage::Act;
+  using Kind = HeadStage::Act;
   const size_t dot = name.rfind('.');
   const std::string_view last = dot == name.npos ? name : name.substr(dot + 1);
-  for (const auto& [known, act] : {std::pair{"Tanh", Act::kTanh},
-                                   {"Identity", Act::kNone},
-                                   {"GELU", Act::kGelu},
-                                   {"ReLU", Act::kRelu},
-                                   {"SiLU", Act::kSilu},
-                                   {"Sigmoid", Act::kSigmoid}}) {
+  for (const auto& [known, act] : {std::pair{"Tanh", Kind::kTanh},
+                                   {"Identity", Kind::kNone},
+                                   {"GELU", Kind::kGelu},
+                                   {"ReLU", Kind::kRelu},
+                                   {"SiLU", Kind::kSilu},
+                                   {"Sigmoid", Kind::kSigmoid}}) {
     if (last == known) return act;
   }
   return unsupported("activation_function '{}' is not supported", name);

@@ -57,6 +57,20 @@ enum class Role {
   kCrossKey,
   kCrossValue,
   kCrossOutput,
+  // Layers with states
+  kStateIn,
+  kStateGates,
+  kStateConv,
+  kStateX,
+  kStateDt,
+  kStateDtBias,
+  kStateA,  // the logarithm of what it is in GGUF files, with the other sign
+  kStateD,
+  kStateNorm,
+  kStateDtNorm,
+  kStateBNorm,
+  kStateCNorm,
+  kStateOut,
   // MLP
   kGate,
   kUp,
@@ -79,6 +93,7 @@ enum class Role {
   kSharedGate,
   kSharedUp,
   kSharedDown,
+  kSharedGateUp,
   kSharedScale,
   // Draft heads
   kFeatures,

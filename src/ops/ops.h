@@ -26,6 +26,7 @@
 #include "ops/fused.h"
 #include "ops/hooks.h"
 #include "ops/kernel_table.h"
+#include "ops/state.h"
 #include "ops/weight.h"
 #include "tensor/buffer.h"
 
@@ -155,6 +156,15 @@ class Ops {
   // out[t] = [out[t] +] sum over the chosen experts, in order of expert id. x: [tokens, hidden].
   void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights, int top_k,
            const Experts& experts, bool add);
+
+  // x *= sigmoid(gate), in place. Host only.
+  void sigmoid_product(const Matrix& x, const Matrix& gate);
+  // ---- Sequences with states (ops/state.h). Host only. Token by token, so that no cut of a
+  // sequence into steps changes a bit.
+  void causal_conv(const CausalConv& conv);
+  void selective_scan(const SelectiveScan& scan);
+  void linear_scan(const LinearScan& scan);
+  void delta_scan(const DeltaScan& scan);
 
   // ---- Fused operations (ops/fused.h)
 

@@ -190,6 +190,26 @@ Status ExportPlanner::branch(const MlaSpec&, int) {
   return unsupported("converting latent attention to GGUF is not supported");
 }
 
+Status ExportPlanner::branch(const ShortConvSpec&, int) {
+  return unsupported("converting short convolutions to GGUF is not supported");
+}
+
+Status ExportPlanner::branch(const MambaSpec&, int) {
+  return unsupported("converting Mamba layers to GGUF is not supported");
+}
+
+Status ExportPlanner::branch(const Mamba2Spec&, int) {
+  return unsupported("converting Mamba-2 layers to GGUF is not supported");
+}
+
+Status ExportPlanner::branch(const DeltaNetSpec&, int) {
+  return unsupported("converting gated delta nets to GGUF is not supported");
+}
+
+Status ExportPlanner::branch(const LightningSpec&, int) {
+  return unsupported("converting lightning attention to GGUF is not supported");
+}
+
 Status ExportPlanner::branch(const CrossAttentionSpec&, int) {
   return unsupported("converting encoder-decoders to GGUF is not supported");
 }

@@ -104,9 +104,10 @@ Result<KvTypes> kv_types(ops::KvType type, ops::KvType wide, const std::vector<i
 
 Status check_cache(const Compute& compute, const KvCacheSpec& cache) {
   const ops::Device* const device = compute.device();
-  for (const ops::KvShape& shape : cache.layers) {
-    FRESHET_RETURN_IF_ERROR(ops::check_shape(shape));
-    if (device != nullptr) FRESHET_RETURN_IF_ERROR(device->supports(shape));
+  for (const KvLayer& layer : cache.layers) {
+    if (layer.state_bytes > 0) continue;
+    FRESHET_RETURN_IF_ERROR(ops::check_shape(layer.shape));
+    if (device != nullptr) FRESHET_RETURN_IF_ERROR(device->supports(layer.shape));
   }
   return {};
 }

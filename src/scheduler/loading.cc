@@ -5,6 +5,8 @@ namespace freshet::scheduler {
 
 void Scheduler::set_store(kv_cache::BlockStore& store, bool prompt_only) {
   FRESHET_CHECK(sequences_.empty() && !offload_);
+  FRESHET_CHECK(cache_.state_group() < 0, "states cannot be stored");
+  FRESHET_CHECK(options_.encoder_blocks == 0, "tokens alone do not tell what an encoder read");
   offload_.emplace(store, cache_, prompt_only);
 }
 

@@ -138,6 +138,7 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
   }
   if (!reserve(s, item, step)) return WaitReason::kBlocks;
   s.draft.resize(static_cast<size_t>(item.draft));
+  if (cache_.state_group() >= 0) keep_states(s, item);
 
   const int32_t end = item.first + item.count;
   if (s.logits_from >= 0) item.logits = std::min(item.count, std::max(0, end - s.logits_from));
@@ -155,7 +156,8 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
 // then preempts a sequence with a worse rank.
 bool Scheduler::reserve(Sequence& s, StepItem& item, Step& step) {
   while (true) {
-    if (cache_.reserve(s.blocks, item.first, item.first + item.count, step.copies)) return true;
+    if (cache_.reserve(s.blocks, item.first, item.first + item.count, step.copies, item.draft))
+      return true;
     if (item.draft > 0) {
       item.count -= item.draft;
       item.draft = 0;
@@ -173,6 +175,26 @@ bool Scheduler::reserve(Sequence& s, StepItem& item, Step& step) {
     } else if (!unpin_oldest()) {
       return false;
     }
+  }
+}
+
+// Chooses where the step keeps states: at multiples of the interval; where the prompt parts from
+// one that the cache knows; behind the last full block of the prompt, of which a repetition leaves
+// a token to compute, and of what is pinned; and, of the tokens that the sequence adds, behind the
+// last full block, until the next one is full.
+void Scheduler::keep_states(Sequence& s, const StepItem& item) {
+  using kv_cache::kBlockTokens;
+  const int32_t interval = std::max(1, options_.checkpoint_interval / kBlockTokens);
+  const int32_t end = item.first + item.count;
+  const auto full = [](int32_t tokens) { return tokens / kBlockTokens; };
+  const int32_t prompt = full(s.prompt_tokens - 1), pinned = full(s.pin_tokens),
+                junction = full(s.blocks.junction);
+  const int32_t last = full(end);
+  for (int32_t block = full(item.first) + 1; block <= last; ++block) {
+    const bool stays = block % interval == 0 || block == prompt || block == junction ||
+                       (block == pinned && pinned > 0);
+    const bool rolls = !stays && block == last && block > prompt;
+    if (stays || rolls) cache_.keep_state(s.blocks, block * kBlockTokens, rolls);
   }
 }
 
@@ -273,7 +295,9 @@ bool Scheduler::fits_whole(const Sequence& s) const {
     for (const Sequence* l : loading_) {
       if (l != &s) needs += cache_.still_needs(l->tier.loaded, g, l->size(), chunk());
     }
-    if (!running_.empty()) needs += cache_.pool(g).size() / 100;
+    if (!running_.empty()) {
+      needs += g == cache_.state_group() ? options_.kept_checkpoints : cache_.pool(g).size() / 100;
+    }
     if (needs > cache_.available(g)) return false;
   }
   return true;
@@ -300,7 +324,7 @@ bool Scheduler::fits_ahead(const Sequence& s) const {
   };
   std::vector<Part> parts;
   for (int g = 0; g < cache_.groups(); ++g) {
-    if (cache_.window(g) != 0) continue;
+    if (cache_.window(g) != 0 || g == cache_.state_group()) continue;
     int64_t room = cache_.available(g);
     parts.clear();
     const auto add = [&](const Sequence& q) {

@@ -68,8 +68,7 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& opt
   FRESHET_ASSIGN_OR_RETURN(auto policy, make_batching_policy(options.batching));
   std::unique_ptr<Scheduler> scheduler(new Scheduler(options, cache, std::move(policy)));
   for (int g = 0; g < cache.groups(); ++g) {
-    const int32_t most =
-        cache.most_blocks(cache.window(g), options.max_model_len, scheduler->chunk());
+    const int32_t most = cache.most_blocks_in(g, options.max_model_len, scheduler->chunk());
     if (most > cache.pool(g).size()) {
       return invalid_argument("a sequence of {} tokens needs {} cache blocks; there are {}",
                               options.max_model_len, most, cache.pool(g).size());
@@ -252,6 +251,7 @@ void Scheduler::ran(const Step& step) {
     s.computed = item.first + item.count - item.draft;
     if (s.logits_from >= 0) s.logits_from = std::max(s.logits_from, s.computed);
     cache_.computed(s.blocks, s.tokens, s.computed);
+    if (item.draft == 0) cache_.settle(s.blocks, s.computed);
     if (offload_) offload_->save(s);
     if (s.pin_tokens >= kv_cache::kBlockTokens && s.computed >= s.pin_tokens) pin(s);
   }
@@ -314,6 +314,7 @@ void Scheduler::commit(SequenceId sequence, std::span<const int32_t> tokens) {
     s.computed = s.size() - 1;
     cache_.computed(s.blocks, s.tokens, s.computed);
   }
+  cache_.settle(s.blocks, s.computed);
 }
 
 // Keeps the blocks of the first path that begins with the accepted drafts. Its other drafts are
@@ -462,7 +463,8 @@ Status Scheduler::check(std::span<const kv_cache::BlockTable* const> others) con
       return internal_error("sequence {} holds blocks and does not run", id);
     if (s->computed > s->size()) return internal_error("sequence {} computed what it has not", id);
     for (int g = 0; runs && g < cache_.groups(); ++g) {
-      if (s->blocks.blocks(g) * kv_cache::kBlockTokens < s->computed) {
+      const int32_t holds = s->blocks.blocks(g);
+      if (g == cache_.state_group() ? holds == 0 : holds * kv_cache::kBlockTokens < s->computed) {
         return internal_error("sequence {} lacks blocks for what it computed", id);
       }
     }

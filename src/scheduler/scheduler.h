@@ -52,6 +52,10 @@ struct SchedulerOptions {
   // A sequence starts only if the cache will probably have room until the running sequences end,
   // estimated from the output lengths of recent requests. This avoids preemptions.
   bool look_ahead = false;
+  // Of models with states (kv_cache/block_cache.h): checkpoints are kept every so many tokens,
+  // rounded to blocks, besides those at the ends of prompts and where prompts part.
+  int32_t checkpoint_interval = 512;
+  int32_t kept_checkpoints = 0;  // sequences that start leave them so many slots
   BatchingOptions batching;
 };
 
@@ -168,6 +172,7 @@ class Scheduler {
   void free_encoder_blocks(Request& r);
   WaitReason plan(Sequence& s, Step& step, Budget& budget);
   bool reserve(Sequence& s, StepItem& item, Step& step);
+  void keep_states(Sequence& s, const StepItem& item);
   void plan_branches(Step& step, Budget& budget);
   void plan_branch(Sequence& s, size_t index, Step& step, Budget& budget);
   void take_branch(Sequence& s, std::span<const int32_t> accepted);

@@ -299,7 +299,21 @@ class Said(Case):
             config = {**json.load(f), "model_type": "martian"}
         self.write("m/config.json", json.dumps(config))
         self.fails(2, "inspect", self.path("m"), says="unsupported architecture 'martian'; supported: "
-                   + ", ".join(names))
+                   + ", ".join(names) + "; nearest is llama")
+
+    def test_the_nearest_architecture(self):
+        shutil.copytree(LLAMA, self.path("m"))
+        with open(os.path.join(LLAMA, "config.json"), encoding="utf-8") as f:
+            config = {**json.load(f), "model_type": "martian", "canals": 2}
+        self.write("m/config.json", json.dumps(config))
+        with open(os.path.join(LLAMA, "model.safetensors"), "rb") as f:
+            content = f.read()
+        # Names of the same length, so that the rest of the file stays where it is.
+        with open(self.path("m/model.safetensors"), "wb") as f:
+            f.write(content.replace(b"self_attn.o_proj", b"self_attn.x_proj"))
+        self.fails(2, "inspect", self.path("m"),
+                   says="; nearest is llama: it has no place for model.layers.#.self_attn.x_proj; "
+                   "it needs model.layers.#.self_attn.o_proj; it does not read canals")
 
     def test_weights_that_are_missing(self):
         os.mkdir(self.path("m"))
