@@ -15,7 +15,7 @@ namespace {
 
 // Options that the usual configuration of a model type does not use (tools/golden_models.py).
 std::string variants_directory() {
-  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden-variants/";
+  return FRESHET_UNPACKED_DATA "/golden-variants/";
 }
 
 std::unique_ptr<Runner> open(const std::string& name, bool reference, ops::KvType kv) {
@@ -254,7 +254,7 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GoldenSeeded);
 
 // The same weights in the layout of llama.cpp's converter.
 std::string gguf_directory() {
-  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden-gguf/";
+  return FRESHET_UNPACKED_DATA "/golden-gguf/";
 }
 
 class GoldenGguf : public ::testing::TestWithParam<std::string> {};

@@ -129,7 +129,9 @@ def make(source, to):
                   os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
         model, report = cls.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
-    unread = report["missing_keys"] or report["unexpected_keys"]
+    # MiniMax makes tables of decays from its configuration.
+    missing = {k for k in report["missing_keys"] if not k.endswith(("_decay", "slope_rate"))}
+    unread = missing or report["unexpected_keys"]
     assert not unread, f"{to.name}: {report}"
     model.eval()
     golden = {}

@@ -132,6 +132,12 @@ Result<std::optional<speculative::Config>> read_speculation(const EngineOptions&
   }
   FRESHET_ASSIGN_OR_RETURN(speculative::Config config,
                            speculative::parse_config(options.speculative_config));
+  if (config.tree.wanted() && kv_cache_spec(spec, ops::KvType::kF16).state_group() >= 0) {
+    return unsupported(
+        "draft trees need a model without states: {} has state-space or "
+        "linear-attention layers; ask for a chain of drafts",
+        spec.architecture);
+  }
   return std::optional(std::move(config));
 }
 
@@ -205,19 +211,14 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   }
   r.weights = packed_bytes(checkpoint, spec, compute.device());
   r.model_context = spec.max_context;
-  if (spec.learned_positions > 0)
+  if (spec.learned_positions > 0) {
     r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);
+  }
   r.vocab_size = spec.generates ? spec.vocab_size : 0;
   r.hidden_size = spec.hidden_size;
   r.kv = kv_cache_spec(spec, types);
   r.checkpoint_share = options.enable_prefix_caching ? options.state_checkpoint_share : 0.0;
   if (speculation != nullptr) r.state_slots = 1 + speculation->limit();
-  if (speculation != nullptr && speculation->tree.wanted() && r.kv.state_group() >= 0) {
-    return unsupported(
-        "draft trees need a model without states: {} has state-space or "
-        "linear-attention layers; ask for a chain of drafts",
-        spec.architecture);
-  }
   FRESHET_ASSIGN_OR_RETURN(r.available, memory_beside(host_tier));
   FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
   if (const ops::Device* device = compute.device()) {

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import unittest
 
@@ -77,12 +78,17 @@ class Readme(unittest.TestCase):
         with open(os.path.join(SOURCE, "docs/models.md"), encoding="utf-8") as f:
             rows = re.findall(r"^\| `([\w-]+)` \| (\d+) \|", f.read(), re.M)
         counts = dict.fromkeys(types, 0)
-        for kind in ("golden", "golden-variants", "seeded"):
+        configs = []
+        for kind in ("golden", "seeded"):
             for path in glob.glob(os.path.join(SOURCE, "tests/data", kind, "*/config.json")):
                 with open(path, encoding="utf-8") as f:
-                    model_type = json.load(f)["model_type"]
-                if model_type in counts:
-                    counts[model_type] += 1
+                    configs.append(json.load(f))
+        with tarfile.open(os.path.join(SOURCE, "tests/data/golden-variants.tar.xz")) as packed:
+            configs += [json.load(packed.extractfile(name)) for name in packed.getnames()
+                        if name.endswith("/config.json")]
+        for config in configs:
+            if config["model_type"] in counts:
+                counts[config["model_type"]] += 1
         self.assertEqual({name: int(count) for name, count in rows}, counts)
 
 
