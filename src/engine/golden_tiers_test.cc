@@ -33,7 +33,9 @@ class GoldenTiers : public ::testing::TestWithParam<std::string> {
   std::unique_ptr<Engine> load(bool tiers, const std::string& type) {
     EngineOptions o;
     const size_t plus = GetParam().find('+');
-    o.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + GetParam().substr(0, plus);
+    o.model = GetParam().starts_with("seeded/")
+                  ? FRESHET_UNPACKED_DATA "/" + GetParam().substr(0, plus)
+                  : FRESHET_SOURCE_DIR "/tests/data/golden/" + GetParam().substr(0, plus);
     o.kv_cache_dtype = type;
     o.threads = 2;
     o.max_model_len = 128;
@@ -110,11 +112,42 @@ TEST_P(GoldenTiers, RestoredIsColdToTheBit) {
   EXPECT_FALSE(other->restore_prefix(path, "").ok());
 }
 
+// Tokens alone do not tell what their blocks hold, or there are no blocks to keep.
+TEST(Tiers, ModelsWithStatesOrEncodersRefuseThem) {
+  const fs::path folder =
+      fs::temp_directory_path() / fmt::format("freshet_refused_tiers_{}", ::getpid());
+  const std::string slot = (folder / "slot").string();
+  for (const std::string name : {"lfm2", "mamba", "t5", "bert"}) {
+    SCOPED_TRACE(name);
+    EngineOptions o;
+    o.model = FRESHET_UNPACKED_DATA "/seeded/" + name;
+    o.threads = 2;
+    const auto plain = Engine::load(o);
+    ASSERT_TRUE(plain.ok()) << plain.status().message();
+    EXPECT_EQ((*plain)->save_prefix({1, 2, 3}, "", slot).status().code(), StatusCode::kUnsupported);
+    EXPECT_EQ((*plain)->restore_prefix(slot, "").status().code(), StatusCode::kUnsupported);
+    EngineOptions host = o;
+    host.kv_offloading_bytes = size_t{1} << 24;
+    EngineOptions disk = o;
+    disk.kv_cache_dir = folder.string();
+    for (const EngineOptions& with : {host, disk}) {
+      const auto refused = Engine::load(with);
+      ASSERT_FALSE(refused.ok());
+      EXPECT_EQ(refused.status().code(), StatusCode::kUnsupported);
+      EXPECT_NE(refused.status().message().find("--kv-cache-dir"), std::string::npos);
+      EXPECT_EQ(refused.status().message().find('\n'), std::string::npos);
+    }
+    EXPECT_FALSE(fs::exists(folder));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, GoldenTiers,
                          ::testing::Values("llama+f16", "llama+int8", "llama+fp8", "gemma2+f16",
-                                           "gemma2+int8", "deepseek-v3+f16", "gpt-oss+int8"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                                           "llama+int4", "llama+k8v4", "gemma2+int8",
+                                           "deepseek-v3+f16", "gpt-oss+int8",
+                                           "seeded/llama4-text+f16"),
+                         [](const auto& instance) {
+                           std::string name = instance.param;
                            for (char& c : name) {
                              if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
                            }
