@@ -187,8 +187,8 @@ struct EngineOptions {
   std::string kv_cache_dir;
   size_t kv_cache_dir_bytes = 0;
   // Models with states (Mamba, linear attention): a prefix is cached up to a checkpoint of the
-  // state. One is kept every so many tokens, besides those where prompts end or part; checkpoints
-  // have this share of the cache (docs/state-models.md).
+  // state. One is kept at this distance in tokens, besides those where prompts end or part;
+  // checkpoints have this share of the cache (docs/state-models.md).
   int state_checkpoint_interval = 512;
   double state_checkpoint_share = 0.25;
   double kv_cache_metrics_sample = 0.0;  // share of the cache blocks whose lifetimes are timed

@@ -52,10 +52,10 @@ struct SchedulerOptions {
   // A sequence starts only if the cache will probably have room until the running sequences end,
   // estimated from the output lengths of recent requests. This avoids preemptions.
   bool look_ahead = false;
-  // Of models with states (kv_cache/block_cache.h): checkpoints are kept every so many tokens,
-  // rounded to blocks, besides those at the ends of prompts and where prompts part.
+  // Of models with states (kv_cache/block_cache.h): checkpoints are kept at this distance in
+  // tokens, rounded to blocks, besides those at the ends of prompts and where prompts part.
   int32_t checkpoint_interval = 512;
-  int32_t kept_checkpoints = 0;  // sequences that start leave them so many slots
+  int32_t kept_checkpoints = 0;  // slots that starting sequences leave them
   BatchingOptions batching;
 };
 
