@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 CONFIGURE = cmake --preset
 NINJA = cmake --build
 
-.PHONY: run build cuda install package test test-quantize-memory check test-asan test-tsan test-peers test-arm64 format format-check lint fuzz bench clean help
+.PHONY: run build cuda install package test test-quantize-memory test-simulation check test-asan test-tsan test-peers test-arm64 format format-check lint fuzz bench clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -61,6 +61,12 @@ test-peers:      ## load quantised folders in transformers (downloads torch and 
 
 test-quantize-memory: build ## the memory that quantising a model of 70B widths takes: 15 GB of disk, an hour
 	@FRESHET=$(BUILD)/release/bin/freshet tests/quantize/memory_test.py
+
+test-simulation: ## 100,000 seeds of the scheduler, the cache and its tiers
+	@tools/install_packages build test
+	@$(CONFIGURE) release -DFRESHET_TESTS=ON
+	@$(NINJA) --preset release -j $(JOBS) --target freshet_simulate
+	@$(BUILD)/release/src/scheduler/freshet_simulate
 
 # What an instruction set can change; the rest would take hours under emulation.
 ARM64_TESTS = backend_cpu_test op_conformance_test golden_test

@@ -99,7 +99,7 @@ struct Delta {
 
 struct Usage {
   int prompt_tokens = 0;
-  int cached_tokens = 0;  // prompt tokens found in the prefix cache
+  int cached_tokens = 0;  // prompt tokens found in the prefix cache, or loaded from a tier below it
   int completion_tokens = 0;
   int preemptions = 0;
   uint64_t seed = 0;  // the request's seed, or the one the engine drew
@@ -114,7 +114,7 @@ struct Usage {
   };
   Speculation speculation;
   // Seconds spent waiting, by reason: "queued", "running slots", "blocks", "token budget", "batch
-  // policy", "preempted". Reasons with no waiting time are left out.
+  // policy", "preempted", "kv load". Reasons with no waiting time are left out.
   std::vector<std::pair<std::string, double>> waited;
 };
 
@@ -180,6 +180,12 @@ struct EngineOptions {
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
   bool enable_prefix_caching = true;
+  // Tiers below the KV cache (docs/kv-tiers.md): bytes of host memory, vLLM's --kv-transfer-config
+  // as JSON, and a folder that keeps blocks over restarts, with a limit in bytes (0: 10 GiB).
+  size_t kv_offloading_bytes = 0;
+  std::string kv_transfer_config;
+  std::string kv_cache_dir;
+  size_t kv_cache_dir_bytes = 0;
   // Models with states (Mamba, linear attention): a prefix is cached up to a checkpoint of the
   // state. One is kept at this distance in tokens, besides those where prompts end or part;
   // checkpoints have this share of the cache (docs/state-models.md).
@@ -270,6 +276,21 @@ struct EngineStats {
   // Times of the timed cache blocks, taken at eviction: since allocation, since the last prefix
   // hit, and between prefix hits.
   Durations block_lifetime, block_idle, block_reuse_gap;
+  // The tiers below the cache.
+  struct Tiers {
+    int64_t queries = 0;  // prompt tokens that were looked for, because the cache lacked them
+    int64_t hits = 0;     // of those, loaded; not part of cached_tokens
+    int64_t loading = 0;  // sequences that wait for a load now
+    int64_t store_bytes = 0, load_bytes = 0;
+    double store_seconds = 0.0, load_seconds = 0.0;
+    int64_t stores = 0, loads = 0;  // blocks
+    int64_t stores_skipped = 0;     // blocks: for lack of room or bandwidth
+    int64_t load_failures = 0;      // blocks that were there and not intact
+    int64_t swapped = 0;            // blocks stored because their sequence was preempted
+    double host_usage = 0.0;        // 0..1
+    int64_t disk_bytes = 0, disk_blocks = 0;
+  };
+  Tiers tiers;
 };
 
 // The layout of the KV cache.
@@ -283,6 +304,13 @@ struct CacheInfo {
   int sliding_window = 0;  // of the layers that have one; 0: none
   double gpu_memory_utilization = 0.0;
   bool timed = false;  // EngineStats has block lifetimes
+  bool tiers = false;  // there are tiers below it
+};
+
+// A cached prefix in a file of its own.
+struct PrefixFile {
+  std::vector<int32_t> tokens;
+  int64_t bytes = 0;  // of the file
 };
 
 class Engine {
@@ -313,6 +341,18 @@ class Engine {
   std::string device() const;       // "cpu", or the GPU's name
   std::string memory_plan() const;  // human-readable: bytes per use
   EngineStats stats() const;
+
+  // Writes the cached part of a prefix, in whole blocks, to a file. Errors: kNotFound (nothing is
+  // cached), kIo. Like the next two, waits for the step thread: not for callbacks.
+  Result<PrefixFile> save_prefix(const std::vector<int32_t>& tokens, const std::string& cache_salt,
+                                 const std::string& path);
+  // Puts the prefix of a file into the cache. Errors: kInvalidArgument (damaged, or written for
+  // another model or setting), kResourceExhausted (no room), kNotFound.
+  Result<PrefixFile> restore_prefix(const std::string& path, const std::string& cache_salt);
+  // Drops what only the cache holds of a prefix; returns its tokens.
+  int erase_prefix(const std::vector<int32_t>& tokens, const std::string& cache_salt);
+  // A secret that lasts as long as the folder of kv_cache_dir; "" without one.
+  std::string cache_secret() const;
 
  private:
   struct Impl;

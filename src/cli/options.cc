@@ -1,5 +1,6 @@
 #include "cli/options.h"
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <limits>
@@ -52,6 +53,30 @@ void add_compute_options(CLI::App& c, RunOptions& o) {
       ->group(kRareGroup);
 }
 
+namespace {
+
+void add_tier_options(CLI::App& c, RunOptions& o) {
+  c.add_option("--kv-cache-dir", o.kv_cache_dir,
+               "Folder that keeps cached prefixes over restarts (default: none)")
+      ->group(kRareGroup);
+  c.add_option("--kv-cache-dir-size", o.kv_cache_dir_size,
+               "Limit of the files in --kv-cache-dir, e.g. 50G (default: 10G)")
+      ->group(kRareGroup);
+  c.add_option("--kv-offloading-size", o.kv_offloading_gib,
+               "Host memory in GiB for blocks that leave the KV cache (default: none)")
+      ->check(above_zero())
+      ->group(kRareGroup);
+  c.add_option("--kv-offloading-backend", o.kv_offloading_backend,
+               "How --kv-offloading-size is done: native")
+      ->check(CLI::IsMember({"native"}))
+      ->group(kRareGroup);
+  c.add_option("--kv-transfer-config", o.kv_transfer_config,
+               "Tiers of the KV cache as JSON, in vLLM's form for the OffloadingConnector")
+      ->group(kRareGroup);
+}
+
+}  // namespace
+
 void add_engine_options(CLI::App& c, RunOptions& o) {
   add_compute_options(c, o);
   const std::string group = "How it runs";
@@ -67,6 +92,7 @@ void add_engine_options(CLI::App& c, RunOptions& o) {
                "Longest sequence in tokens (default: what the model allows and memory can hold)")
       ->check(CLI::Range(1, 1 << 30))
       ->group(group);
+  add_tier_options(c, o);
   add_speculative_options(c, o.speculation);
 }
 
@@ -167,6 +193,13 @@ Result<EngineOptions> engine_options(const RunOptions& o, const std::string& pat
   e.max_model_len = o.max_model_len;
   if (!o.kv_cache_memory.empty()) {
     FRESHET_ASSIGN_OR_RETURN(e.kv_cache_memory, parse_bytes(o.kv_cache_memory));
+  }
+  // More than any machine has would not fit the number of bytes.
+  e.kv_offloading_bytes = static_cast<size_t>(std::min(o.kv_offloading_gib, 1e9) * 0x1p30);
+  e.kv_transfer_config = o.kv_transfer_config;
+  e.kv_cache_dir = o.kv_cache_dir;
+  if (!o.kv_cache_dir_size.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(e.kv_cache_dir_bytes, parse_bytes(o.kv_cache_dir_size));
   }
   FRESHET_ASSIGN_OR_RETURN(e.speculative_config, speculative_config(o.speculation));
   return e;

@@ -27,6 +27,11 @@ struct RunOptions {
   std::string kv_cache_dtype = "auto";
   std::vector<int> kv_cache_skip_layers;
   std::string kv_cache_memory;  // "512M"
+  double kv_offloading_gib = 0.0;
+  std::string kv_offloading_backend = "native";
+  std::string kv_transfer_config;
+  std::string kv_cache_dir;
+  std::string kv_cache_dir_size;  // "10G"
   int max_model_len = 0;
   SpeculativeOptions speculation;
   bool verbose = false;

@@ -408,6 +408,10 @@ void add_scheduler_options(CLI::App& command, Options& o) {
 
 void add_metrics_options(CLI::App& command, Options& o) {
   command
+      .add_option("--slot-save-path", o.app.slot_save_path,
+                  "Folder for POST /slots/N?action=save and restore (default: none)")
+      ->group(kRareGroup);
+  command
       .add_flag("--kv-cache-metrics", o.kv_cache_metrics,
                 "Add lifetime, idle time and reuse gap of cached blocks to /metrics")
       ->group(kRareGroup);

@@ -8,9 +8,12 @@
 #include <mutex>
 #include <random>
 
+#include "base/units.h"
 #include "engine/memory.h"
 #include "engine/plan.h"
+#include "engine/prefix_files.h"
 #include "engine/step_loop.h"
+#include "engine/tiers.h"
 #include "models/pooled_heads.h"
 #include "runtime/loaded_model.h"
 #include "speculative/draft_runner.h"
@@ -32,8 +35,28 @@ struct Engine::Impl {
   std::optional<speculative::Config> speculation;
   std::unique_ptr<speculative::Drafter> drafter;
   std::unique_ptr<speculative::LengthController> lengths;
+  kv_cache::TierConfig tier_config;
+  std::unique_ptr<kv_cache::TierStore> tiers;
+  std::string identity;   // of cached blocks
+  Status keeps_prefixes;  // an error: why they cannot be kept outside of the cache
   std::unique_ptr<engine::StepLoop> loop;
+
+  Status open_tiers(const EngineOptions& options, const loader::Checkpoint& checkpoint,
+                    const KvStorage& storage, engine::StepLoopOptions& l);
 };
+
+// Opens the tiers over the cache, if any are wanted, and tells the loop's options.
+Status Engine::Impl::open_tiers(const EngineOptions& options, const loader::Checkpoint& checkpoint,
+                                const KvStorage& storage, engine::StepLoopOptions& l) {
+  identity = engine::cache_identity(options, checkpoint, loaded->ops(), storage.spec());
+  if (!tier_config.wanted()) return {};
+  if (options.on_progress) options.on_progress("opening the tiers of the cache", 0.0);
+  FRESHET_ASSIGN_OR_RETURN(tiers, engine::open_tiers(tier_config, identity, storage));
+  cache.tiers = true;
+  l.tiers = tiers.get();
+  l.save_prompts_only = tier_config.prompt_only;
+  return {};
+}
 
 namespace {
 
@@ -157,9 +180,19 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
   return bytes;
 }
 
+// The memory that a host tier leaves; 0: not known.
+Result<size_t> memory_beside(size_t host_tier) {
+  const size_t available = engine::available_memory();
+  if (available == 0 || host_tier < available) return available - std::min(available, host_tier);
+  return resource_exhausted(
+      "{} of host memory for the cache's blocks, {} available: a smaller --kv-offloading-size is "
+      "needed",
+      format_bytes(host_tier), format_bytes(available));
+}
+
 Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
                                const ModelSpec& spec, const speculative::Config* speculation,
-                               runtime::Compute& compute) {
+                               size_t host_tier, runtime::Compute& compute) {
   FRESHET_ASSIGN_OR_RETURN(
       const KvTypes types,
       runtime::kv_types(compute, options.kv_cache_dtype, options.kv_cache_skip_layers, spec));
@@ -186,7 +219,7 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   r.kv = kv_cache_spec(spec, types);
   r.checkpoint_share = options.enable_prefix_caching ? options.state_checkpoint_share : 0.0;
   if (speculation != nullptr) r.state_slots = 1 + speculation->limit();
-  r.available = engine::available_memory();
+  FRESHET_ASSIGN_OR_RETURN(r.available, memory_beside(host_tier));
   FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
   if (const ops::Device* device = compute.device()) {
     const double share = std::clamp(options.gpu_memory_utilization, 0.05, 1.0);
@@ -280,7 +313,7 @@ Result<std::unique_ptr<speculative::LengthController>> make_lengths(
                                                    .fixed = config.num_speculative_tokens > 0});
 }
 
-CacheInfo describe_cache(const EngineOptions& o, const MemoryPlan& plan) {
+CacheInfo describe_cache(const EngineOptions& o, const MemoryPlan& plan, bool shared) {
   CacheInfo info;
   info.block_tokens = ops::kBlockTokens;
   // Groups with a window hold fewer blocks per sequence, so they say little about capacity.
@@ -294,7 +327,7 @@ CacheInfo describe_cache(const EngineOptions& o, const MemoryPlan& plan) {
   info.tokens = info.blocks * ops::kBlockTokens;
   info.bytes = plan.kv_bytes();
   info.type = plan.kv_types.empty() ? "" : plan.kv_types[told];
-  info.prefix_caching = o.enable_prefix_caching;
+  info.prefix_caching = shared;
   info.timed = o.kv_cache_metrics_sample > 0.0;
   info.gpu_memory_utilization = o.gpu_memory_utilization;
   return info;
@@ -347,8 +380,9 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
       runtime::kv_types(*compute, options.kv_cache_dtype, options.kv_cache_skip_layers, spec));
   FRESHET_ASSIGN_OR_RETURN(impl->speculation, read_speculation(options, spec));
   const speculative::Config* const speculation = impl->speculation ? &*impl->speculation : nullptr;
-  FRESHET_ASSIGN_OR_RETURN(impl->plan,
-                           plan_memory(options, checkpoint, spec, speculation, *compute));
+  FRESHET_ASSIGN_OR_RETURN(impl->tier_config, engine::tier_config(options));
+  FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, speculation,
+                                                   impl->tier_config.host_bytes, *compute));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l,
                            loop_options(options, plan, reads_both_ways(spec)));
@@ -357,8 +391,9 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
     l.share_prefixes = false;
     l.decoder_start = decoder_start(checkpoint);
   }
-  impl->cache = describe_cache(options, plan);
-  impl->cache.prefix_caching = l.share_prefixes;
+  impl->cache = describe_cache(options, plan, l.share_prefixes);
+  impl->keeps_prefixes = engine::keeps_prefixes(spec, plan.groups, l.share_prefixes);
+  if (impl->tier_config.wanted()) FRESHET_RETURN_IF_ERROR(impl->keeps_prefixes);
 
   auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
   FRESHET_ASSIGN_OR_RETURN(impl->loaded, runtime::LoadedModel::load(compute, checkpoint, loading));
@@ -384,6 +419,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
     FRESHET_ASSIGN_OR_RETURN(impl->lengths, make_lengths(*speculation, plan, *impl->loaded, cache));
     l.lengths = impl->lengths.get();
   }
+  FRESHET_RETURN_IF_ERROR(impl->open_tiers(options, checkpoint, cache, l));
   progress("loading the vocabulary", 0.0);
   FRESHET_ASSIGN_OR_RETURN(Vocabulary words, vocabulary.get());
 
@@ -461,7 +497,26 @@ std::string Engine::device() const {
   return impl_->loaded->device();
 }
 std::string Engine::memory_plan() const {
-  return impl_->plan.describe();
+  std::string text = impl_->plan.describe();
+  if (impl_->tiers != nullptr) text += engine::describe_tiers(impl_->tier_config, *impl_->tiers);
+  return text;
+}
+Result<PrefixFile> Engine::save_prefix(const std::vector<int32_t>& tokens,
+                                       const std::string& cache_salt, const std::string& path) {
+  FRESHET_RETURN_IF_ERROR(impl_->keeps_prefixes);
+  return engine::save_prefix(*impl_->loop, impl_->identity, tokens, cache_salt, path);
+}
+Result<PrefixFile> Engine::restore_prefix(const std::string& path, const std::string& cache_salt) {
+  FRESHET_RETURN_IF_ERROR(impl_->keeps_prefixes);
+  return engine::restore_prefix(*impl_->loop, impl_->identity, path, cache_salt);
+}
+int Engine::erase_prefix(const std::vector<int32_t>& tokens, const std::string& cache_salt) {
+  return engine::erase_prefix(*impl_->loop, tokens, cache_salt);
+}
+std::string Engine::cache_secret() const {
+  if (impl_->tiers == nullptr || impl_->tier_config.folder.empty()) return {};
+  const kv_cache::BlockKey key = impl_->tiers->root("secret of salts");
+  return fmt::format("{:016x}{:016x}", key.high, key.low);
 }
 EngineStats Engine::stats() const {
   return impl_->loop->stats();

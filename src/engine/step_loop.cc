@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/request_check.h"
+#include "engine/tiers.h"
 
 namespace freshet::engine {
 namespace {
@@ -70,6 +71,16 @@ Result<std::unique_ptr<StepLoop>> StepLoop::start(const StepLoopOptions& options
   std::unique_ptr<StepLoop> loop(new StepLoop(options, tokenizer, pool, std::move(blocks),
                                               std::move(scheduler), std::move(runner),
                                               model.spec()));
+  if (options.tiers != nullptr) {
+    loop->scheduler_->set_store(*options.tiers, options.save_prompts_only);
+    options.tiers->set_on_loaded([l = loop.get()] {
+      {
+        const std::lock_guard lock(l->mutex_);
+        l->loaded_ = true;
+      }
+      l->wake_.notify_one();
+    });
+  }
   loop->thread_ = std::thread([l = loop.get()] { l->loop(); });
   return loop;
 }
@@ -82,6 +93,7 @@ StepLoop::~StepLoop() {
   }
   wake_.notify_one();
   thread_.join();
+  if (options_.tiers != nullptr) options_.tiers->stop();  // it uses the cache's memory
 }
 
 // ---- from any thread -------------------------------------------------------------------------
@@ -127,9 +139,27 @@ void StepLoop::cancel(uint64_t request) {
   wake_.notify_one();
 }
 
+bool StepLoop::post(std::function<void()> order) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stop_) return false;
+    orders_.push_back(std::move(order));
+  }
+  wake_.notify_one();
+  return true;
+}
+
 EngineStats StepLoop::stats() const {
-  const std::lock_guard lock(mutex_);
-  return published_;
+  std::unique_lock lock(mutex_);
+  EngineStats s = published_;
+  lock.unlock();
+  if (options_.tiers == nullptr) return s;
+  const EngineStats::Tiers counted = s.tiers;
+  s.tiers = tier_numbers(*options_.tiers);
+  s.tiers.queries = counted.queries;
+  s.tiers.hits = counted.hits;
+  s.tiers.loading = counted.loading;
+  return s;
 }
 
 // ---- the step: five verbs --------------------------------------------------------------------
@@ -263,6 +293,11 @@ void StepLoop::commit(StepInFlight& step) {
     if (live == live_.end()) continue;
     task.output->commit(task);
     if (live->second->over) retire(task.request);
+  }
+  // A step that is mostly prompt tells what computing one takes.
+  if (options_.tiers != nullptr && step.prompt_tokens > tokens / 2) {
+    options_.tiers->note_compute(step.prompt_tokens,
+                                 static_cast<double>(now_us() - step.started_at) * 1e-6);
   }
   time_step(step, tokens - step.prompt_tokens);
   if (options_.drafter != nullptr && !step.runs_ahead) show_rows(step);
@@ -441,7 +476,9 @@ void StepLoop::loop() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      const auto called = [this] { return stop_ || !arrived_.empty() || !left_.empty(); };
+      const auto called = [this] {
+        return stop_ || loaded_ || !arrived_.empty() || !left_.empty() || !orders_.empty();
+      };
       if (wake_at_ == 0) {
         wake_.wait(lock, called);
       } else if (wake_at_ > now_us()) {
@@ -469,11 +506,15 @@ void StepLoop::loop() {
 void StepLoop::empty_inbox() {
   std::vector<std::pair<uint64_t, Request>> arrived;
   std::vector<uint64_t> left;
+  std::vector<std::function<void()>> orders;
   {
     const std::lock_guard lock(mutex_);
     arrived.swap(arrived_);
     left.swap(left_);
+    orders.swap(orders_);
+    loaded_ = false;  // schedule() takes what was loaded
   }
+  for (const std::function<void()>& order : orders) order();
   for (auto& [id, request] : arrived) begin(id, std::move(request));
   for (const uint64_t id : left) end_request(id, FinishReason::kCancelled, cancelled("cancelled"));
 }
@@ -517,6 +558,9 @@ void StepLoop::publish_stats() {
   counted_.cached_tokens = s.cached_tokens;
   counted_.recomputed_tokens = s.recomputed_tokens;
   counted_.deferred = s.deferred;
+  counted_.tiers.queries = s.tier_queries;
+  counted_.tiers.hits = s.tier_hits;
+  counted_.tiers.loading = s.loading;
   if (options_.lengths != nullptr) options_.lengths->publish(counted_.speculation);
   counted_.kv_cache_usage = 0.0;
   for (int g = 0; g < blocks_->groups(); ++g) {

@@ -21,6 +21,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -33,6 +34,7 @@
 #include "engine/model_runner.h"
 #include "engine/request_check.h"
 #include "freshet/engine.h"
+#include "kv_cache/tier_store.h"
 #include "scheduler/scheduler.h"
 #include "speculative/acceptance.h"
 #include "speculative/draft_lengths.h"
@@ -59,6 +61,9 @@ struct StepLoopOptions {
   std::vector<int32_t> decoder_start;  // what the decoder of an encoder-decoder begins with
   // Draft trees are asked for while at most this many sequences draft; beyond, chains.
   int tree_max_batch = 0;
+  // Over the cache that start() gets; must outlive the loop, which stops it. nullptr: none.
+  kv_cache::TierStore* tiers = nullptr;
+  bool save_prompts_only = false;
 };
 
 class StepLoop {
@@ -75,6 +80,11 @@ class StepLoop {
   std::optional<RequestError> check(const Request& request) const;
   void cancel(uint64_t request);
   EngineStats stats() const;
+  // Runs `order` on the step thread between two steps; it must be quick. False: the loop is ending.
+  // Every order that was taken is run.
+  bool post(std::function<void()> order);
+  kv_cache::BlockCache& blocks() { return *blocks_; }  // for orders only
+  const KvStorage& cache() const { return runner_.cache(); }
 
  private:
   // A step between schedule() and commit().
@@ -151,6 +161,8 @@ class StepLoop {
   bool stop_ = false;
   std::vector<std::pair<uint64_t, Request>> arrived_;
   std::vector<uint64_t> left_;
+  std::vector<std::function<void()>> orders_;
+  bool loaded_ = false;  // a load of the tiers has ended
   uint64_t next_id_ = 1;
   EngineStats published_;
   int64_t queued_requests_ = 0;  // in the inbox or the scheduler's queue

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -50,6 +51,8 @@ struct RigOptions {
   speculative::DraftLengths* lengths = nullptr;
   speculative::AcceptanceOptions acceptance = {};
   int tree_max_batch = 0;
+  // Opens the tiers over the cache; they must outlive the rig. nullptr: none.
+  std::function<kv_cache::TierStore*(const KvStorage&)> tiers = nullptr;
 };
 
 class Rig {
@@ -71,6 +74,7 @@ class Rig {
     o.acceptance = s.acceptance;
     o.tree_max_batch = s.tree_max_batch;
     auto cache = KvStorage::allocate(model_.kv_spec(), o.blocks);
+    if (s.tiers) o.tiers = s.tiers(*cache);
     auto loop = StepLoop::start(o, model_, std::move(*cache), nullptr, pool_);
     EXPECT_TRUE(loop.ok()) << loop.status().message();
     loop_ = std::move(*loop);

@@ -131,7 +131,15 @@ class BlockCache {
   // A second table over the blocks of the first `computed` tokens.
   BlockTable fork(const BlockTable& table, int32_t computed);
   void release(BlockTable& table);  // leaves it empty
+  // For loads (block_store.h). Allocates what follows the table's whole blocks, up to `end` tokens,
+  // as far as the query after them reads it. All or nothing. REQUIRES: a table of whole blocks.
+  bool reserve_load(BlockTable& table, int32_t end);
+  void truncate(BlockTable& table, int32_t blocks);  // drops the entries from `blocks` on
+  // The first block that the query after `computed` tokens reads.
+  int32_t first_read(int group, int32_t computed) const { return window_start(group, computed); }
   BlockLives& lives() { return lives_; }
+  // Evicts the idle blocks at the end of a cached prefix; returns how many tokens they held.
+  int32_t forget(std::string_view salt, std::span<const int32_t> tokens);
   void drop_idle();  // evicts every prefix that no sequence holds
 
   // An error unless all references belong to `tables` and the tree.

@@ -116,6 +116,10 @@ size_t KvStorage::bytes() const {
   return total;
 }
 
+bool KvStorage::in_host_memory() const {
+  return std::ranges::all_of(buffers_, [](const Buffer& b) { return b.memory() == nullptr; });
+}
+
 void KvStorage::copy_block(int group, int32_t from, int32_t to) {
   for (const int layer : spec_.groups[static_cast<size_t>(group)].layers) {
     const auto i = static_cast<size_t>(layer);

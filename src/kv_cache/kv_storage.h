@@ -86,6 +86,7 @@ class KvStorage {
   const KvCacheSpec& spec() const { return spec_; }
   int32_t blocks(int group) const { return blocks_[static_cast<size_t>(group)]; }
   size_t bytes() const;
+  bool in_host_memory() const;  // of every layer
   // Copies the contents of block `from` to block `to` in every layer of the group (copy on write).
   void copy_block(int group, int32_t from, int32_t to);
 

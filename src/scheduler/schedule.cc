@@ -9,6 +9,7 @@ namespace freshet::scheduler {
 
 Step Scheduler::schedule(int64_t now) {
   account_waiting(now);
+  finish_loads();
   Step step;
   step.number = ++steps_;
   expire(step);
@@ -21,6 +22,8 @@ Step Scheduler::schedule(int64_t now) {
   // A sequence preempted for a better one must not come back in the same step.
   if (step.preempted.size() == preempted_for_others) admit(step, budget);
   plan_branches(step, budget);
+  // Loads write to blocks that a copy of this step may still read: they are issued behind it.
+  if (offload_ && step.copies.empty()) offload_->issue();
   if (step.items.empty()) step.wake_at = break_standstill(step) ? now_ : wake_time();
   return step;
 }
@@ -29,6 +32,7 @@ Step Scheduler::schedule(int64_t now) {
 // find no blocks, nothing can run. Then all sequences but the best-ranked one are preempted.
 // Returns whether anything changed.
 bool Scheduler::break_standstill(Step& step) {
+  if (!loading_.empty()) return !step.preempted.empty();  // the end of a load changes something
   Sequence* first = candidate(grant_.requests > 0);
   for (Sequence* s : running_) {
     if (!s->awaits_token() && (first == nullptr || s->rank < first->rank)) first = s;
@@ -76,6 +80,7 @@ void Scheduler::account_waiting(int64_t now) {
   };
   for (Sequence* s : running_) add(*s);
   for (Sequence* s : resumed_) add(*s);
+  for (Sequence* s : loading_) add(*s);
   if (const auto head = sequences_.find(head_);
       head != sequences_.end() && !head->second->started) {
     add(*head->second);
@@ -163,6 +168,7 @@ bool Scheduler::reserve(Sequence& s, StepItem& item, Step& step) {
       item.count = fit - item.first;
       continue;
     }
+    if (drop_loaded(s)) continue;
     Sequence* loser = victim(s);
     if (loser != nullptr) {
       preempt(*loser, step);
@@ -249,6 +255,8 @@ Sequence* Scheduler::victim(const Sequence& for_whom) const {
 
 void Scheduler::preempt(Sequence& s, Step& step) {
   const bool awaits = s.awaits_token();
+  if (offload_) offload_->swap_out(s);
+  s.tier.looked = false;
   stop_running(s);
   ++stats_.preemptions;
   ++s.request->preemptions;
@@ -284,6 +292,9 @@ bool Scheduler::fits_whole(const Sequence& s) const {
     };
     int64_t needs = still(s);
     for (const Sequence* r : running_) needs += still(*r);
+    for (const Sequence* l : loading_) {
+      if (l != &s) needs += cache_.still_needs(l->tier.loaded, g, l->size(), chunk());
+    }
     if (!running_.empty()) {
       needs += g == cache_.state_group() ? options_.kept_checkpoints : cache_.pool(g).size() / 100;
     }
@@ -349,9 +360,10 @@ std::span<const int32_t> Scheduler::may_be_cached(const Sequence& s) {
 WaitReason Scheduler::obstacle(Sequence& s) {
   if (slots_taken_ + slots(s) > options_.max_num_seqs) return WaitReason::kSlots;
   std::vector<kv_cache::BlockCopy> copies;
-  cache_.begin(s.blocks, s.request->salt, may_be_cached(s), copies);
-  const bool fits = fits_whole(s);
-  cache_.release(s.blocks);
+  take_prefix(s, copies);
+  bool fits = fits_whole(s);
+  while (!fits && drop_loaded(s)) fits = fits_whole(s);
+  give_back_prefix(s);
   return fits ? WaitReason::kNone : WaitReason::kBlocks;
 }
 
@@ -381,7 +393,7 @@ void Scheduler::admit(Step& step, Budget& budget) {
     if (s == nullptr)
       s = queue_.next(now_);  // there may be one that the policy holds back
     else if (s->started || grant_unused_ || s->prompt_tokens <= grant_.tokens)
-      lacks = start(*s, step, budget);
+      lacks = start_load(*s) ? WaitReason::kNone : start(*s, step, budget);
     if (s == nullptr) return;
     if (lacks == WaitReason::kNone) continue;
     s->waits_for = lacks;
@@ -396,16 +408,17 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
   if (budget.tokens == 0 || budget.rows == 0) return WaitReason::kTokenBudget;
   if (slots_taken_ + slots(s) > options_.max_num_seqs) return WaitReason::kSlots;
   const size_t copies = step.copies.size();
-  const int32_t cached = cache_.begin(s.blocks, s.request->salt, may_be_cached(s), step.copies);
+  const int32_t cached = take_prefix(s, step.copies);
   const bool encoded = s.request->encoded;
   const auto give_back = [&] {
     if (!encoded) free_encoder_blocks(*s.request);
-    cache_.release(s.blocks);
+    give_back_prefix(s);
     step.copies.resize(copies);
     s.computed = 0;
   };
-  if (!take_encoder_blocks(*s.request) || !fits_whole(s) ||
-      (options_.look_ahead && !running_.empty() && !fits_ahead(s))) {
+  bool fits = take_encoder_blocks(*s.request) && fits_whole(s);
+  while (!fits && drop_loaded(s)) fits = take_encoder_blocks(*s.request) && fits_whole(s);
+  if (!fits || (options_.look_ahead && !running_.empty() && !fits_ahead(s))) {
     give_back();
     return WaitReason::kBlocks;
   }
@@ -421,6 +434,7 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
   step.items.back().encodes = !encoded && s.request->encoder_tokens > 0;
   s.request->encoded = true;
   cache_.used(s.blocks, cached);
+  if (offload_) offload_->forget(s);
   if (!s.started) {
     s.started = true;
     Request& r = *s.request;
@@ -430,10 +444,7 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
     --grant_.requests;
     grant_.tokens -= s.prompt_tokens;
     grant_unused_ = false;
-    stats_.prompt_tokens += s.prompt_tokens;
-    stats_.cached_tokens += cached;
-    const bool to_the_end = cached > 0 && cached + 1 == s.size();
-    if (to_the_end && cache_.cached(r.salt, s.tokens) == s.size()) ++stats_.recomputed_tokens;
+    count_start(s, cached);
     queue_.admitted(s, now_);
     ++batches_[r.batch];
   }

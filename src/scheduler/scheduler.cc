@@ -21,6 +21,8 @@ const char* name_of(WaitReason reason) {
       return "batch policy";
     case WaitReason::kPreempted:
       return "preempted";
+    case WaitReason::kKvLoad:
+      return "kv load";
     case WaitReason::kCount:
       break;
   }
@@ -193,6 +195,7 @@ void Scheduler::stop_running(Sequence& s) {
 }
 
 void Scheduler::drop(Sequence& s) {
+  forget_load(s);
   if (s.state == State::kRunning) stop_running(s);
   if (s.state == State::kWaiting) dequeue(s);
   Request& r = *s.request;
@@ -237,6 +240,7 @@ const Request* Scheduler::request(RequestId request) const {
 // ---- what a step brought ---------------------------------------------------------------------
 
 void Scheduler::ran(const Step& step) {
+  if (offload_) offload_->issue();
   for (const StepItem& item : step.items) {
     const auto it = sequences_.find(item.sequence);
     if (it == sequences_.end() || item.branch >= 0) continue;
@@ -248,6 +252,7 @@ void Scheduler::ran(const Step& step) {
     if (s.logits_from >= 0) s.logits_from = std::max(s.logits_from, s.computed);
     cache_.computed(s.blocks, s.tokens, s.computed);
     if (item.draft == 0) cache_.settle(s.blocks, s.computed);
+    if (offload_) offload_->save(s);
     if (s.pin_tokens >= kv_cache::kBlockTokens && s.computed >= s.pin_tokens) pin(s);
   }
 }
@@ -357,6 +362,8 @@ SequenceId Scheduler::fork(SequenceId sequence) {
   child->started = true;
   child->state = parent.state;
   child->waits_for = WaitReason::kNone;
+  child->tier.keys = parent.tier.keys;
+  child->tier.saved = parent.tier.saved;
   parent.request->sequences.push_back(child->id);
   ++batches_[parent.request->batch];
   Sequence& c = *sequences_.emplace(child->id, std::move(child)).first->second;
@@ -430,9 +437,10 @@ WaitTimes Scheduler::waits(RequestId request, int64_t now) const {
 SchedulerStats Scheduler::stats() const {
   SchedulerStats s = stats_;
   s.running = static_cast<int32_t>(running_.size());
+  s.loading = static_cast<int64_t>(loading_.size());
   s.queued_requests = queue_.size();
   s.queued_tokens = queue_.prompt_tokens();
-  s.waiting = queue_.size() + static_cast<int32_t>(resumed_.size());
+  s.waiting = queue_.size() + static_cast<int32_t>(resumed_.size() + loading_.size());
   const auto head = sequences_.find(head_);
   const bool held = head != sequences_.end() && head->second->waits_for == WaitReason::kBatchPolicy;
   s.deferred = held ? queue_.size() : 0;  // the queue behind it waits for the same reason
@@ -444,9 +452,13 @@ Status Scheduler::check(std::span<const kv_cache::BlockTable* const> others) con
   int32_t taken = 0;
   for (const auto& [id, s] : sequences_) {
     const bool runs = s->state == State::kRunning;
-    if (runs != running_.contains(s.get()))
+    const bool loads = s->state == State::kLoading;
+    if (runs != running_.contains(s.get()) || loads != loading_.contains(s.get()))
       return internal_error("sequence {} is in the wrong set", id);
-    if (runs) taken += slots(*s);
+    if (runs || loads) taken += slots(*s);
+    if (runs && !s->tier.loaded.empty())
+      return internal_error("sequence {} runs and holds loaded blocks", id);
+    tables.push_back(&s->tier.loaded);
     if (!runs && !s->blocks.empty())
       return internal_error("sequence {} holds blocks and does not run", id);
     if (s->computed > s->size()) return internal_error("sequence {} computed what it has not", id);
@@ -470,6 +482,7 @@ Status Scheduler::check(std::span<const kv_cache::BlockTable* const> others) con
                           encoder_pool_.size() - encoder_pool_.free());
   FRESHET_RETURN_IF_ERROR(encoder_pool_.check_conserved());
   for (const kv_cache::BlockTable& pinned : pins_) tables.push_back(&pinned);
+  if (offload_) offload_->list_tables(tables);
   if (taken != slots_taken_)
     return internal_error("{} running slots are taken, {} counted", taken, slots_taken_);
   return cache_.check(tables);

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <unordered_map>
@@ -31,6 +32,7 @@
 #include "base/status.h"
 #include "kv_cache/block_cache.h"
 #include "scheduler/batching_policy.h"
+#include "scheduler/offload.h"
 #include "scheduler/sequence.h"
 #include "scheduler/waiting_queue.h"
 
@@ -67,6 +69,9 @@ struct SchedulerStats {
   int64_t prompt_tokens = 0;      // of admitted requests
   int64_t cached_tokens = 0;      // of those, found in the cache at admission
   int64_t recomputed_tokens = 0;  // last tokens of fully cached prompts, which run again
+  int64_t loading = 0;            // sequences whose prefixes are being loaded
+  int64_t tier_queries = 0;       // prompt tokens that were looked for below the cache
+  int64_t tier_hits = 0;          // of those, loaded; not part of cached_tokens
   int64_t branch_rows = 0;        // rows of branches of draft trees
   int64_t repeated_rows = 0;      // of those, rows that another path of the tree has too
 };
@@ -81,6 +86,8 @@ class Scheduler {
   // kResourceExhausted (the queue is full).
   Result<SequenceId> submit(NewRequest request, int64_t now);
   Step schedule(int64_t now);
+  // Uses a store below the cache from now on. Must be called before the first request.
+  void set_store(kv_cache::BlockStore& store, bool prompt_only);
 
   // The step's tokens are computed now, except drafts: commit() says which were accepted.
   void ran(const Step& step);
@@ -150,6 +157,13 @@ class Scheduler {
   bool fits_ahead(const Sequence& s) const;
   int32_t to_come(const Sequence& s) const;
   WaitReason obstacle(Sequence& s);
+  void finish_loads();
+  bool start_load(Sequence& s);
+  int32_t take_prefix(Sequence& s, std::vector<kv_cache::BlockCopy>& copies);
+  void give_back_prefix(Sequence& s);
+  bool drop_loaded(const Sequence& for_whom);
+  void count_start(const Sequence& s, int32_t cached);
+  void forget_load(Sequence& s);
   void pin(Sequence& s);
   bool unpin_oldest();
   WaitReason start(Sequence& s, Step& step, Budget& budget);
@@ -179,6 +193,8 @@ class Scheduler {
   std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
   std::set<Sequence*, ByRank> running_;
   std::set<Sequence*, ByRank> resumed_;  // started, lost their blocks, want to run again
+  std::set<Sequence*, ByRank> loading_;  // their running slots are taken
+  std::optional<Offload> offload_;       // if there is a store
   std::set<std::pair<int64_t, RequestId>> deadlines_;
   std::unordered_map<uint64_t, int32_t> batches_;  // live sequences of each admission
   Grant grant_;                                    // the unused part of the policy's last answer

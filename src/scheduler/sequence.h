@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kv_cache/block_cache.h"
+#include "kv_cache/block_key.h"
 
 namespace freshet::scheduler {
 
@@ -27,6 +28,7 @@ enum class WaitReason : uint8_t {
   kTokenBudget,  // the step has no tokens left
   kBatchPolicy,  // the batching policy is collecting a batch
   kPreempted,    // its blocks went to another sequence
+  kKvLoad,       // its prefix is being loaded from host memory or disk
   kCount,
 };
 const char* name_of(WaitReason reason);
@@ -62,6 +64,7 @@ enum class State : uint8_t {
   kWaiting,    // queued; holds no blocks
   kRunning,    // holds a running slot and blocks
   kSuspended,  // lost its blocks while awaiting a token; queued again by commit()
+  kLoading,    // its prefix is being loaded; holds a running slot and blocks (TierState)
 };
 
 struct Request;
@@ -87,6 +90,18 @@ struct StepItem {
   int32_t logits = 0;
   int32_t branch = -1;   // index in Sequence::branches; -1: the main path
   bool encodes = false;  // the encoder runs for the request first
+};
+
+// What a sequence has to do with the tiers below the cache (offload.h).
+struct TierState {
+  std::vector<kv_cache::BlockKey> keys;  // of its first full blocks, as far as they were needed
+  int32_t saved = 0;                     // full blocks that were offered to the store
+  bool looked = false;                   // the store was asked for a prefix since it was queued
+  uint64_t ticket = 0;                   // of its load; 0: none
+  kv_cache::BlockTable loaded;           // blocks that are being loaded, or that it starts with
+  int32_t loaded_tokens = 0;             // that these hold
+  int32_t from_store = 0;                // of those, not from the cache
+  bool taken = false;                    // the blocks it started with are these
 };
 
 constexpr int32_t kExpected = -1;  // stands for a token that is not known yet
@@ -115,6 +130,7 @@ struct Sequence {
   int64_t queued_at = 0;
   WaitReason waits_for = WaitReason::kQueued;
   uint64_t planned_in = 0;  // the last step that it was part of
+  TierState tier;
 
   // Whether the last token is expected, but not known yet (Scheduler::expect).
   bool expects() const { return !tokens.empty() && tokens.back() == kExpected; }

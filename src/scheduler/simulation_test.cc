@@ -24,6 +24,11 @@ TEST(Simulation, BlocksAreConservedAndEverythingEnds) {
   EXPECT_GT(total.cached_with_states, 3'000);
   EXPECT_GT(total.kept_states, 10'000);
   EXPECT_GT(total.refused_while_robbed, 10);
+  EXPECT_GT(total.tier_stored, 10'000);
+  EXPECT_GT(total.tier_swapped, 100);
+  EXPECT_GT(total.tier_loaded, 1'000);
+  EXPECT_GT(total.tier_failed, 100);
+  EXPECT_GT(total.tier_hits, 1'000);
 }
 
 TEST(Simulation, ASeedReplays) {

@@ -1,12 +1,13 @@
 // Randomised test of the scheduler and the block cache.
 //
 // A seed decides everything: sizes of pools and windows, policies, arrivals, shared prefixes,
-// samples, beams, draft trees, cancellations, deadlines, a clock that jumps both ways, and a
-// "thief" that holds blocks so that allocations fail. The model is a hash: slot p of a block holds
-// the hash of the tokens up to p. So every token that runs can verify each position that its
-// attention reads, in every group, after copies, evictions and preemptions; a state is the hash of
-// all tokens so far. All references are
-// counted after each step. Pure function of the seed.
+// samples, beams, draft trees, cancellations, deadlines, a clock that jumps both ways, a "thief"
+// that holds blocks so that allocations fail, and in half of the seeds without
+// states a tier below the cache (tool/simulated_store.h) with slow and failing loads. The model is
+// a hash: slot p of a block holds the hash of the tokens up to p. So every token that runs can
+// verify each position that its attention reads, in every group, after copies, evictions and
+// preemptions; a state is the hash of all tokens so far. All references are counted after each
+// step. Pure function of the seed.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,13 @@ struct SimulationReport {
   int64_t accepted_drafts = 0;
   int64_t branch_tokens = 0;         // tokens that came from rows of branches of draft trees
   int64_t refused_while_robbed = 0;  // steps in which nothing could run because of the thief
+  // Blocks that went to the tier below the cache (of those, because of a preemption), came back,
+  // and failed to; prompt tokens that came from there.
+  int64_t tier_stored = 0;
+  int64_t tier_swapped = 0;
+  int64_t tier_loaded = 0;
+  int64_t tier_failed = 0;
+  int64_t tier_hits = 0;
 
   SimulationReport& operator+=(const SimulationReport& other);
 };

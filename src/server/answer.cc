@@ -192,6 +192,12 @@ void Answer::handle_done(const Event& event) {
     record.longest_sample =
         std::max(record.longest_sample, static_cast<int>(state_.choices[i].ids.size()));
   }
+  if (options_.ended && n == 1) {
+    std::vector<int32_t> tokens = state_.prompts[event.prompt];
+    const std::vector<int32_t>& answer = state_.choices[event.prompt].ids;
+    tokens.insert(tokens.end(), answer.begin(), answer.end());
+    options_.ended(std::move(tokens));
+  }
   for (const auto& [reason, seconds] : event.usage.waited) record.queue_s += seconds;
   state_.usage.prompt_tokens += event.usage.prompt_tokens;
   state_.usage.cached_tokens += event.usage.cached_tokens;

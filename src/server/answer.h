@@ -70,6 +70,8 @@ class Answer : public std::enable_shared_from_this<Answer> {
     std::string cache_salt;
     double timeout_s = 0.0;
     double max_predict_s = 0.0;  // since the first token, then to the end of the line. 0: none
+    // Gets the prompt and the answer of a request for one sample when it has ended.
+    std::function<void(std::vector<int32_t> tokens)> ended;
   };
 
   Answer(std::shared_ptr<Exchange> exchange, Engine& engine, Metrics& metrics, Post post,

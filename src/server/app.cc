@@ -89,7 +89,9 @@ App::App(Engine& engine, AppOptions options, Answer::Post post)
   if (options_.served_model_names.empty()) options_.served_model_names.emplace_back("default");
   metrics_ = std::make_unique<Metrics>(model_name(), engine_.max_model_len(), engine_.max_drafts(),
                                        engine_.cache_info(), [this] { return engine_.stats(); });
-  secret_ = random_hex(32);
+  // Salts must stay the same while a folder keeps what was cached under them.
+  secret_ = engine_.cache_secret();
+  if (secret_.empty()) secret_ = random_hex(32);
   boot_id_ = random_hex(6);
   started_at_ = std::chrono::duration_cast<std::chrono::seconds>(
                     std::chrono::system_clock::now().time_since_epoch())
@@ -134,6 +136,7 @@ Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options, Ans
   add_score_routes(*app, app->routes_);
   add_generate_routes(*app, app->routes_);
   add_llama_routes(*app, app->routes_);
+  add_slot_routes(*app, app->routes_);
   add_web_routes(*app, app->routes_);
   return app;
 }
@@ -267,7 +270,7 @@ void App::handle(std::shared_ptr<Exchange> raw) {
     return exchange->send(std::move(refusal));
   }
   json::Value body;
-  if (route->method == "POST") {
+  if (route->method == "POST" && !(route->body_optional && request.body.empty())) {
     json::ParseLimits limits;
     limits.depth = 64;
     auto parsed = json::parse(request.body, limits);
@@ -532,6 +535,10 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   options.cache_salt = cache_salt(exchange->request(), request.cache_salt);
   options.timeout_s = request.timeout_s;
   options.max_predict_s = request.max_predict_s;
+  if (!options_.slot_save_path.empty()) {
+    options.ended = [this, slot = request.id_slot, salt = options.cache_salt](
+                        std::vector<int32_t> tokens) { slots_.set(slot, std::move(tokens), salt); };
+  }
   auto answer = std::make_shared<Answer>(std::move(exchange), engine_, *metrics_, post_,
                                          std::move(format), std::move(options));
   answer->run(std::move(prompts), params);

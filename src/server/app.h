@@ -19,6 +19,7 @@
 #include "server/metrics.h"
 #include "server/openai_format.h"
 #include "server/openai_request.h"
+#include "server/slot_texts.h"
 #include "tokenizer/chat_renderer.h"
 #include "tokenizer/tokenizer.h"
 
@@ -31,6 +32,7 @@ struct AppOptions {
   std::string chat_template;                    // template source; empty: the model's
   std::string tool_call_parser;                 // empty: detected from the template
   std::string reasoning_parser;                 // empty: reasoning stays in the text
+  std::string slot_save_path;                   // folder of saved slots; empty: none are
   bool web_page = true;
   Pooling pooling = Pooling::kModel;  // of embeddings
   RequestLimits limits;
@@ -59,9 +61,11 @@ class App {
     std::string path;   // "/x/" (but not "/") means all paths below it
     bool open = false;  // needs no key
     std::function<void(Exchanges, const json::Value& body)> run;
+    bool body_optional = false;  // of POST: an empty one is null
   };
   Engine& engine() { return engine_; }
   Metrics& metrics() { return *metrics_; }
+  SlotTexts& slots() { return slots_; }
   const AppOptions& options() const { return options_; }
   const std::string& model_name() const { return options_.served_model_names.front(); }
   bool draining() const { return draining_; }
@@ -96,6 +100,10 @@ class App {
   std::optional<ApiError> refuse_text() const;
   // Sets the tenant for fair scheduling and the cache salt of an engine request.
   void set_tenant(const HttpRequest& from, const CommonRequest& common, Request& request) const;
+  // The salt of requests with this key and their own salt.
+  std::string salt_of(const HttpRequest& request, const std::string& client_salt) const {
+    return cache_salt(request, client_salt);
+  }
   // Checks the model name and starts the answer.
   void answer(Exchanges exchange, const CommonRequest& request, SamplingParams params,
               std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format);
@@ -120,6 +128,7 @@ class App {
   Engine& engine_;
   AppOptions options_;
   std::unique_ptr<Metrics> metrics_;
+  SlotTexts slots_;
   std::unique_ptr<tokenizer::ChatRenderer> renderer_;
   ToolDialect tool_dialect_ = ToolDialect::kHermes;
   std::optional<ReasoningTags> reasoning_tags_;
@@ -144,6 +153,7 @@ void add_embedding_routes(App& app, std::vector<App::Route>& routes);
 void add_score_routes(App& app, std::vector<App::Route>& routes);
 void add_generate_routes(App& app, std::vector<App::Route>& routes);
 void add_llama_routes(App& app, std::vector<App::Route>& routes);
+void add_slot_routes(App& app, std::vector<App::Route>& routes);
 void add_service_routes(App& app, std::vector<App::Route>& routes);
 void add_web_routes(App& app, std::vector<App::Route>& routes);
 

@@ -42,6 +42,11 @@ const char* name_of(FinishReason reason) {
   }
 }
 
+constexpr const char* kBySource = "vllm:prompt_tokens_by_source_total";
+constexpr const char* kSources =
+    "Prompt tokens by where their keys and values came from. Those that were found and yet "
+    "computed count twice.";
+
 }  // namespace
 
 Metrics::Metrics(const std::string& model_name, int max_model_len, int max_drafts,
@@ -85,6 +90,7 @@ Metrics::Metrics(const std::string& model_name, int max_model_len, int max_draft
       refused_(registry_.counter("freshet:requests_refused_total",
                                  "Requests refused because a queue was full.")) {
   add_gauges(cache);
+  if (cache.tiers) add_tiers();
   add_counters();
   if (max_drafts > 0) add_speculation(max_drafts);
   add_histograms(cache);
@@ -135,17 +141,14 @@ void Metrics::add_counters() {
                          of(&EngineStats::preemptions));
   registry_.counter_from("vllm:prompt_tokens_total", "Prompt tokens processed.",
                          of(&EngineStats::prompt_tokens));
-  const char* by_source = "vllm:prompt_tokens_by_source_total";
-  const char* sources =
-      "Prompt tokens by where their keys and values came from. Those that were found and yet "
-      "computed count twice.";
-  registry_.counter_from(by_source, sources,
-                         [this] {
-                           const EngineStats s = stats_();
-                           return static_cast<double>(s.prompt_tokens - s.cached_tokens);
-                         },
-                         {{"source", "local_compute"}});
-  registry_.counter_from(by_source, sources,
+  registry_.counter_from(
+      kBySource, kSources,
+      [this] {
+        const EngineStats s = stats_();
+        return static_cast<double>(s.prompt_tokens - s.cached_tokens - s.tiers.hits);
+      },
+      {{"source", "local_compute"}});
+  registry_.counter_from(kBySource, kSources,
                          [this] {
                            const EngineStats s = stats_();
                            return static_cast<double>(s.cached_tokens + s.recomputed_tokens);
@@ -165,6 +168,45 @@ void Metrics::add_counters() {
                          "Prompt tokens found in the prefix cache.",
                          of(&EngineStats::cached_tokens));
   registry_.counter_from("freshet:steps_total", "Engine steps.", of(&EngineStats::steps));
+}
+
+// As vLLM names them.
+void Metrics::add_tiers() {
+  using T = EngineStats::Tiers;
+  const auto tier = [this](auto member) {
+    return [this, member] { return static_cast<double>(stats_().tiers.*member); };
+  };
+  registry_.counter_from("vllm:external_prefix_cache_queries_total",
+                         "Prompt tokens looked up in the tiers below the KV cache.",
+                         tier(&T::queries));
+  registry_.counter_from("vllm:external_prefix_cache_hits_total",
+                         "Prompt tokens loaded from the tiers below the KV cache.", tier(&T::hits));
+  registry_.counter_from(kBySource, kSources, tier(&T::hits), {{"source", "external_kv_transfer"}});
+  registry_.counter_from("vllm:kv_offload_store_bytes_total",
+                         "Bytes copied from the KV cache to the host tier.", tier(&T::store_bytes));
+  registry_.counter_from("vllm:kv_offload_load_bytes_total",
+                         "Bytes loaded into the KV cache from its tiers.", tier(&T::load_bytes));
+  registry_.counter_from("vllm:kv_offload_store_time_total", "Seconds of these copies.",
+                         tier(&T::store_seconds));
+  registry_.counter_from("vllm:kv_offload_load_time_total",
+                         "Seconds of loads, from order to end; loads that overlap count each.",
+                         tier(&T::load_seconds));
+  registry_.counter_from("vllm:kv_offload_stores_skipped_total",
+                         "Blocks that were not stored, for lack of room or bandwidth.",
+                         tier(&T::stores_skipped));
+  registry_.gauge("vllm:kv_offload_cpu_cache_usage_perc", "Share of the host tier in use, 0 to 1.",
+                  tier(&T::host_usage));
+  registry_.counter_from("freshet:kv_offload_load_failures_total",
+                         "Blocks of the disk tier that were not intact; they are computed again.",
+                         tier(&T::load_failures));
+  registry_.counter_from("freshet:kv_offload_swapped_blocks_total",
+                         "Blocks stored because their sequence was preempted.", tier(&T::swapped));
+  registry_.gauge("freshet:num_requests_loading", "Sequences whose prefixes are being loaded.",
+                  tier(&T::loading));
+  registry_.gauge("freshet:kv_offload_disk_bytes", "Bytes of the files of the disk tier.",
+                  tier(&T::disk_bytes));
+  registry_.gauge("freshet:kv_offload_disk_blocks", "Blocks in the disk tier.",
+                  tier(&T::disk_blocks));
 }
 
 void Metrics::add_speculation(int max_drafts) {

@@ -10,6 +10,7 @@
 
 #include "server/fields.h"
 #include "server/refused_fields.h"
+#include "server/slot_texts.h"
 #include "server/structured_request.h"
 #include "server/tool_request.h"
 #include "speculative/acceptance.h"
@@ -171,6 +172,7 @@ void read_common(Fields& fields, CommonRequest& r, const RequestLimits& limits, 
   fields.read("request_id", r.request_id, 256);
   fields.read("user", r.user, 1024);
   fields.read("cache_salt", r.cache_salt, 1024);
+  fields.read("id_slot", r.id_slot, -1, SlotTexts::kSlots - 1);
   fields.read("return_token_ids", r.return_token_ids);
   fields.read("return_tokens_as_token_ids", r.tokens_as_ids);
   read_truncation(fields, r);

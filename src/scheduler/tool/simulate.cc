@@ -19,10 +19,11 @@ int main(int argc, char** argv) {
   }
   fmt::print(
       "{} seeds, {} failed; {} steps, {} requests, {} finished, {} cancelled, {} expired, {} "
-      "preemptions, "
-      "{} cached tokens, {} block copies, {} drafts accepted, {} robbed steps\n",
+      "preemptions, {} cached tokens, {} block copies, {} drafts accepted, {} robbed steps; {} "
+      "blocks stored, {} swapped out, {} loaded, {} failed, {} tokens from the tier\n",
       count, failed, total.steps, total.requests, total.finished, total.cancelled, total.expired,
       total.preemptions, total.cached_tokens, total.copies, total.accepted_drafts,
-      total.refused_while_robbed);
+      total.refused_while_robbed, total.tier_stored, total.tier_swapped, total.tier_loaded,
+      total.tier_failed, total.tier_hits);
   return failed == 0 ? 0 : 1;
 }

@@ -9,9 +9,10 @@
 #include <set>
 #include <vector>
 
-#include "base/philox.h"
 #include "scheduler/scheduler.h"
 #include "scheduler/simulator.h"
+#include "scheduler/tool/simulated_random.h"
+#include "scheduler/tool/simulated_store.h"
 
 namespace freshet::scheduler {
 
@@ -19,35 +20,6 @@ using kv_cache::BlockCache;
 using kv_cache::BlockTable;
 using kv_cache::kBlockTokens;
 using kv_cache::kNoBlock;
-
-inline uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-  return x ^ (x >> 31);
-}
-
-inline uint64_t extend(uint64_t hash, int32_t token) {
-  return mix(hash + 0x9E3779B97F4A7C15 + static_cast<uint64_t>(static_cast<uint32_t>(token)));
-}
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : seed_(seed) {}
-  // In [low, high].
-  int32_t in(int32_t low, int32_t high) {
-    const double u = philox_uniform(seed_, next_++, 0);
-    return low + static_cast<int32_t>(u * (static_cast<double>(high) - low + 1));
-  }
-  bool chance(int32_t percent) { return in(1, 100) <= percent; }
-  template <class T, size_t N>
-  T one_of(const T (&values)[N]) {
-    return values[in(0, static_cast<int32_t>(N) - 1)];
-  }
-
- private:
-  uint64_t seed_;
-  uint64_t next_ = 0;
-};
 
 // A simulated client and its request.
 struct Client {
@@ -63,13 +35,15 @@ struct Client {
 
 class Simulation {
  public:
-  explicit Simulation(uint64_t seed) : random_(seed), states_(seed % 3 == 0) {}
+  explicit Simulation(uint64_t seed) : seed_(seed), random_(seed), states_(seed % 3 == 0) {}
   SimulationReport run();
 
  private:
   static constexpr int32_t kVocab = 5;
 
   void configure();
+  void add_store();
+  void end_store();
   void arrive();
   void meddle();
   void rob();
@@ -94,12 +68,14 @@ class Simulation {
     return false;
   }
 
+  const uint64_t seed_;
   Random random_;
   const bool states_;  // the model has a group of states
   SimulationReport report_;
   BlockCache::Options cache_options_;
   SchedulerOptions options_;
   std::optional<BlockCache> cache_;
+  std::unique_ptr<SimulatedStore> store_;  // in half of the seeds without states
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<std::vector<uint64_t>> contents_;  // [groups][blocks * kBlockTokens]
   std::vector<BlockTable> thief_;

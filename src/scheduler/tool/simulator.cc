@@ -63,6 +63,17 @@ void Simulation::configure() {
   }
 }
 
+// Of its own random numbers, so that the other choices of a seed stay. States are not stored.
+void Simulation::add_store() {
+  if (states_) return;
+  Random random(seed_ ^ 0x5704E);
+  if (!random.chance(50)) return;
+  store_ = std::make_unique<SimulatedStore>(
+      seed_, cache_->groups(), random.one_of({1, 4, 20, 200}),
+      [this](int group, int32_t block) { return slots(group, block); });
+  scheduler_->set_store(*store_, random.chance(30));
+}
+
 void Simulation::arrive() {
   Client client;
   NewRequest request;
@@ -291,6 +302,7 @@ bool Simulation::check_admissions(const std::vector<std::pair<SequenceId, Rank>>
     const Request& admitted = *scheduler_->sequence(item.sequence).request;
     for (const auto& [id, rank] : waiting_before) {
       if (!scheduler_->has(id) || scheduler_->sequence(id).started) continue;
+      if (scheduler_->sequence(id).state == State::kLoading) continue;  // others go on meanwhile
       const Request& other = *scheduler_->sequence(id).request;
       const bool same_tenant = !options_.fair_share || admitted.tenant == other.tenant;
       if (same_tenant && rank < fresh->second)
@@ -354,6 +366,18 @@ bool Simulation::step() {
   return true;
 }
 
+// Loads of sequences that have ended must end, too, and give their blocks back.
+void Simulation::end_store() {
+  for (int i = 0; i < 8; ++i) scheduler_->schedule(now_);
+  if (store_->busy()) fail("a load never ends");
+  if (const Status books = store_->check(); !books.ok()) fail(books.message());
+  report_.tier_stored = store_->stored();
+  report_.tier_swapped = store_->swapped();
+  report_.tier_loaded = store_->loaded();
+  report_.tier_failed = store_->failed();
+  report_.tier_hits = scheduler_->stats().tier_hits;
+}
+
 SimulationReport Simulation::run() {
   configure();
   auto scheduler = Scheduler::create(options_, *cache_);
@@ -362,6 +386,7 @@ SimulationReport Simulation::run() {
     return report_;
   }
   scheduler_ = std::move(*scheduler);
+  add_store();
   const int32_t rounds = random_.in(5, 60);
   const int32_t rate = random_.in(5, 95);
   for (int32_t i = 0; i < rounds && report_.failure.empty(); ++i) {
@@ -388,6 +413,7 @@ SimulationReport Simulation::run() {
   report_.cached_tokens = scheduler_->stats().cached_tokens;
   if (states_) report_.cached_with_states = report_.cached_tokens;
   if (!scheduler_->idle()) fail("the scheduler keeps sequences that have ended");
+  if (store_) end_store();
   scheduler_->unpin_all();
   cache_->drop_idle();
   for (int g = 0; g < cache_->groups(); ++g) {
@@ -395,25 +421,6 @@ SimulationReport Simulation::run() {
       fail(fmt::format("group {} lost blocks", g));
   }
   return report_;
-}
-
-SimulationReport& SimulationReport::operator+=(const SimulationReport& other) {
-  if (failure.empty()) failure = other.failure;
-  digest ^= other.digest;
-  steps += other.steps;
-  requests += other.requests;
-  finished += other.finished;
-  cancelled += other.cancelled;
-  expired += other.expired;
-  preemptions += other.preemptions;
-  cached_tokens += other.cached_tokens;
-  cached_with_states += other.cached_with_states;
-  copies += other.copies;
-  accepted_drafts += other.accepted_drafts;
-  branch_tokens += other.branch_tokens;
-  kept_states += other.kept_states;
-  refused_while_robbed += other.refused_while_robbed;
-  return *this;
 }
 
 SimulationReport simulate(uint64_t seed) {
