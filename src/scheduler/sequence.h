@@ -13,6 +13,7 @@
 
 #include "kv_cache/block_cache.h"
 #include "kv_cache/block_key.h"
+#include "scheduler/pictures.h"
 
 namespace freshet::scheduler {
 
@@ -47,9 +48,10 @@ struct NewRequest {
   bool compute_all = false;     // use no cached prefix, because every position's state is wanted
   bool logits = true;           // the last token's logits are wanted
   bool whole = false;           // the prompt runs in one step and is never cut
-  std::vector<int32_t> token_types;  // of the prompt's tokens, or empty
-  int32_t pin_tokens = 0;            // this many first tokens stay cached while there is room
-  int32_t encoder_tokens = 0;        // positions of the encoder's output, of encoder-decoders
+  std::vector<int32_t> token_types;   // of the prompt's tokens, or empty
+  int32_t pin_tokens = 0;             // this many first tokens stay cached while there is room
+  int32_t encoder_tokens = 0;         // positions of the encoder's output, of encoder-decoders
+  std::vector<PictureSpan> pictures;  // rows of the prompt that are pictures'; ascending
 };
 
 // A fixed total order of sequences. When blocks run out, better ranks keep theirs.
@@ -131,7 +133,11 @@ struct Sequence {
   WaitReason waits_for = WaitReason::kQueued;
   uint64_t planned_in = 0;  // the last step that it was part of
   TierState tier;
+  std::vector<PictureSpan> pictures;  // in the prompt
+  std::vector<int32_t> keys;          // key_tokens() of all tokens, if there are pictures
 
+  // The tokens as the prefix cache knows them.
+  const std::vector<int32_t>& cached_as() const { return pictures.empty() ? tokens : keys; }
   // Whether the last token is expected, but not known yet (Scheduler::expect).
   bool expects() const { return !tokens.empty() && tokens.back() == kExpected; }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
