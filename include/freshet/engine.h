@@ -22,6 +22,10 @@ namespace freshet {
 
 class Model;
 struct PooledHeads;
+struct PictureReading;
+namespace media {
+struct ImageInput;
+}
 namespace tokenizer {
 class Tokenizer;
 }
@@ -129,6 +133,18 @@ enum class Pooling {
   kClassify,  // the scores of the model's classification head, before sigmoid or softmax
 };
 
+// A picture of a prompt, made ready for the model's vision tower (src/media/image_input.h), and the
+// tokens that stand for it: runs of the prompt, ascending, which hold as many tokens as the tower
+// gives rows.
+struct PromptPicture {
+  struct Run {
+    int32_t first = 0;
+    int32_t count = 0;
+  };
+  std::shared_ptr<const media::ImageInput> input;
+  std::vector<Run> runs;
+};
+
 struct Request {
   std::string id;                       // for logs; generated if empty
   std::vector<int32_t> prompt;          // token ids, special tokens included
@@ -150,6 +166,7 @@ struct Request {
   std::function<void(const Usage&)> on_done;   // last call
   std::function<void(const std::vector<std::vector<TokenLogprob>>&)> on_prompt_logprobs;
   std::function<void(const std::vector<float>&)> on_embedding;
+  std::vector<PromptPicture> pictures;  // in the order of their first tokens
 };
 
 // Why a request is refused: the field of Request or SamplingParams, and the reason.
@@ -335,6 +352,8 @@ class Engine {
   bool has_tokenizer() const;
   const Model& model() const;
   const PooledHeads& heads() const;  // what the model gives besides text
+  // How the model takes pictures (src/engine/picture_text.h); nullptr: it reads text only.
+  const PictureReading* pictures() const;
   int max_model_len() const;
   int max_drafts() const;  // most drafted tokens of a sequence in a step; 0: no speculation
   CacheInfo cache_info() const;

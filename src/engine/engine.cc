@@ -10,6 +10,7 @@
 
 #include "base/units.h"
 #include "engine/memory.h"
+#include "engine/picture_text.h"
 #include "engine/plan.h"
 #include "engine/prefix_files.h"
 #include "engine/step_loop.h"
@@ -32,6 +33,7 @@ struct Engine::Impl {
   engine::MemoryPlan plan;
   CacheInfo cache;
   PooledHeads heads;
+  std::optional<PictureReading> reading;  // of pictures, if the model has a tower
   std::optional<speculative::Config> speculation;
   std::unique_ptr<speculative::Drafter> drafter;
   std::unique_ptr<speculative::LengthController> lengths;
@@ -481,6 +483,10 @@ bool Engine::has_tokenizer() const {
 const Model& Engine::model() const {
   return impl_->loaded->model();
 }
+const PictureReading* Engine::pictures() const {
+  return impl_->reading ? &*impl_->reading : nullptr;
+}
+
 const PooledHeads& Engine::heads() const {
   return impl_->heads;
 }
