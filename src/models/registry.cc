@@ -13,6 +13,7 @@
 #include "models/assemble.h"
 #include "models/gguf_config.h"
 #include "models/pooled_heads.h"
+#include "models/towers.h"
 #include "models/weight_cache.h"
 #include "models/weight_reader.h"
 #include "ops/device.h"
@@ -152,6 +153,8 @@ Result<ModelSpec> read_settled(const loader::Checkpoint& checkpoint, const json:
   FRESHET_ASSIGN_OR_RETURN(ModelSpec spec, read_spec(config));
   // Its head gives scores (pooled_heads.h).
   if (is_classifier(config)) spec.generates = false;
+  if (checkpoint.kind() != loader::Checkpoint::Kind::kGguf)
+    FRESHET_RETURN_IF_ERROR(add_tower(checkpoint.config(), spec));
   warning = settle_head(checkpoint, *architecture, spec);
   return spec;
 }
@@ -174,19 +177,30 @@ struct Loading {
   ModelSpec spec;
 };
 
-// All weights of the model, an encoder's included. `infos` lists them.
+// All weights of the model, an encoder's and a tower's included. `infos` lists them.
 Result<ModelWeights> assemble_all(const Loading& l, WeightCache* packed, WeightCacheWriter* copy,
                                   std::vector<Model::WeightInfo>& infos) {
   WeightReader reader(l.checkpoint, *l.architecture, l.ops, l.progress, packed, copy);
   FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, assemble(reader, l.spec));
   infos = reader.take_infos();
+  const auto add_infos = [&](WeightReader& from) {
+    for (Model::WeightInfo& info : from.take_infos()) infos.push_back(std::move(info));
+  };
+  const TowerFamily* const tower = tower_of(l.checkpoint.config());
+  if (l.spec.vision != nullptr && l.ops.device() == nullptr && has_tower(l.checkpoint, *tower)) {
+    const Architecture named{.type = tower->type, .spec = nullptr, .names = tower->names};
+    WeightReader vision(l.checkpoint, named, l.ops, l.progress, packed, copy);
+    FRESHET_ASSIGN_OR_RETURN(VisionWeights read, assemble_tower(vision, *tower, *l.spec.vision));
+    weights.vision = std::make_shared<const VisionWeights>(std::move(read));
+    add_infos(vision);
+  }
   if (l.spec.encoder == nullptr) return weights;
   Architecture named = *l.architecture;
   named.names = l.architecture->encoder_names;
   WeightReader encoder(l.checkpoint, named, l.ops, l.progress, packed, copy);
   FRESHET_ASSIGN_OR_RETURN(ModelWeights read, assemble(encoder, *l.spec.encoder));
   weights.encoder = std::make_shared<const ModelWeights>(std::move(read));
-  for (Model::WeightInfo& info : encoder.take_infos()) infos.push_back(std::move(info));
+  add_infos(encoder);
   return weights;
 }
 
