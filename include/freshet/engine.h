@@ -133,18 +133,6 @@ enum class Pooling {
   kClassify,  // the scores of the model's classification head, before sigmoid or softmax
 };
 
-// A picture of a prompt, made ready for the model's vision tower (src/media/image_input.h), and the
-// tokens that stand for it: runs of the prompt, ascending, which hold as many tokens as the tower
-// gives rows.
-struct PromptPicture {
-  struct Run {
-    int32_t first = 0;
-    int32_t count = 0;
-  };
-  std::shared_ptr<const media::ImageInput> input;
-  std::vector<Run> runs;
-};
-
 struct Request {
   std::string id;                       // for logs; generated if empty
   std::vector<int32_t> prompt;          // token ids, special tokens included
@@ -166,7 +154,9 @@ struct Request {
   std::function<void(const Usage&)> on_done;   // last call
   std::function<void(const std::vector<std::vector<TokenLogprob>>&)> on_prompt_logprobs;
   std::function<void(const std::vector<float>&)> on_embedding;
-  std::vector<PromptPicture> pictures;  // in the order of their first tokens
+  // Pictures, made ready for the model's vision tower (src/media/image_input.h). Their rows stand
+  // where the prompt has image tokens, in order.
+  std::vector<std::shared_ptr<const media::ImageInput>> pictures;
 };
 
 // Why a request is refused: the field of Request or SamplingParams, and the reason.
@@ -227,6 +217,8 @@ struct EngineOptions {
   std::string speculative_config;
   // Fills in the rejections of EngineStats::Speculation. Costs a pass over each draft's logits.
   bool count_rejections = false;
+  // Host memory for what the vision tower made of pictures, so that they are not computed again.
+  size_t picture_cache_bytes = size_t{512} << 20;
   std::function<void(const std::string& stage, double fraction)> on_progress;
 };
 
@@ -308,6 +300,14 @@ struct EngineStats {
     int64_t disk_bytes = 0, disk_blocks = 0;
   };
   Tiers tiers;
+  // Pictures that a step needed: computed by the vision tower, or found in its cache.
+  struct Pictures {
+    int64_t computed = 0;
+    int64_t cached = 0;
+    double seconds = 0.0;     // that the tower took
+    int64_t cache_bytes = 0;  // that the cache holds now
+  };
+  Pictures pictures;
 };
 
 // The layout of the KV cache.

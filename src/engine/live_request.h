@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/outputs/request_output.h"
+#include "engine/tower_rows.h"
 #include "freshet/engine.h"
 #include "scheduler/scheduler.h"
 
@@ -22,8 +23,9 @@ struct LiveRequest {
   std::vector<int32_t> end_ids;  // ascending; each ends the output by itself
   Usage usage;
   std::vector<std::unique_ptr<RequestOutput>> outputs;
-  bool started = false;  // a step was scheduled for it
-  bool over = false;     // its outputs have all they asked for
+  bool started = false;                    // a step was scheduled for it
+  bool over = false;                       // its outputs have all they asked for
+  std::unique_ptr<LivePictures> pictures;  // nullptr: there are none
 };
 
 // What decides how a request is read, of the loop's options.

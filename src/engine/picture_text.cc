@@ -33,28 +33,6 @@ Result<std::string> with_image_tokens(std::string_view text, std::span<const Pic
   return invalid_argument("the chat template shows {} of {} pictures", found, pictures.size());
 }
 
-// Gives the image tokens among the ids to the pictures, in order.
-Status find_runs(std::span<const int32_t> ids, const PictureReading& reading,
-                 std::vector<PromptPicture>& pictures) {
-  const int32_t token = reading.token;
-  size_t at = 0;
-  for (PromptPicture& picture : pictures) {
-    for (const media::PromptPiece& piece : picture.input->prompt) {
-      const auto rows = reading.cross ? size_t{1} : static_cast<size_t>(piece.rows);
-      if (rows == 0) continue;
-      while (at < ids.size() && ids[at] != token) ++at;
-      if (rows > ids.size() - at ||
-          !std::ranges::all_of(ids.subspan(at, rows), [&](int32_t id) { return id == token; }))
-        return invalid_argument("the vocabulary does not keep image tokens apart");
-      picture.runs.push_back({static_cast<int32_t>(at), static_cast<int32_t>(rows)});
-      at += rows;
-    }
-  }
-  if (std::ranges::find(ids.subspan(at), token) != ids.end())
-    return invalid_argument("texts must not contain the image token itself");
-  return {};
-}
-
 }  // namespace
 
 Result<Picture> read_picture(std::span<const uint8_t> file, const PictureReading& reading,
@@ -81,8 +59,16 @@ Result<PictureText> expand_pictures(std::string_view text, std::span<const Pictu
                                              tokenizer.token_bytes(reading.token)));
   PictureText prompt;
   prompt.ids = tokenizer.encode(expanded, options);
-  for (const Picture& picture : pictures) prompt.pictures.push_back({picture, {}});
-  FRESHET_RETURN_IF_ERROR(find_runs(prompt.ids, reading, prompt.pictures));
+  prompt.pictures.assign(pictures.begin(), pictures.end());
+  int64_t rows = 0;
+  for (const Picture& picture : pictures) rows += reading.cross ? 1 : picture->text_rows;
+  const int64_t found = std::ranges::count(prompt.ids, reading.token);
+  if (found != rows) {
+    return invalid_argument(
+        "the prompt has {} image tokens for {} rows of pictures: texts must "
+        "not contain the image token",
+        found, rows);
+  }
   return prompt;
 }
 

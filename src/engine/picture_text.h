@@ -1,5 +1,5 @@
-// Prompts with pictures: from a text with one marker for each picture to token ids and runs of them
-// that stand for pictures.
+// Prompts with pictures: from a text with one marker for each picture to token ids, of which some
+// stand for rows of the pictures.
 //
 // The markers are what the chat template writes. Each becomes the text and the image tokens that
 // the model's processor asks for, and the whole text is tokenised at once, as the model was
@@ -39,9 +39,10 @@ using Picture = std::shared_ptr<const media::ImageInput>;
 Result<Picture> read_picture(std::span<const uint8_t> file, const PictureReading& reading,
                              int64_t most_rows, const media::PictureLimits& limits = {});
 
+// A prompt as Request takes it.
 struct PictureText {
   std::vector<int32_t> ids;
-  std::vector<PromptPicture> pictures;
+  std::vector<Picture> pictures;
 };
 
 // Errors: the number of markers in the text is not that of the pictures, or the text has image

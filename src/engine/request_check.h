@@ -26,6 +26,9 @@ struct RequestLimits {
   bool classifies = false;  // ... or one that gives scores
   int token_types = 0;      // that its tokens may have
   EncoderLimits encoder;
+  const ModelSpec* spec = nullptr;   // needed if `sees`
+  bool sees = false;                 // the model has a tower for pictures
+  int64_t most_tokens_together = 0;  // of a prompt, in one step
 };
 
 // The first thing that is wrong with `request`.

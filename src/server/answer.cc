@@ -28,7 +28,7 @@ Answer::Answer(std::shared_ptr<Exchange> exchange, Engine& engine, Metrics& metr
       options_(std::move(options)) {}
 
 void Answer::run(std::vector<std::vector<int32_t>> prompts, const SamplingParams& params,
-                 std::vector<PromptPicture> pictures) {
+                 std::vector<engine::Picture> pictures) {
   const auto now = Clock::now();
   state_.prompts = std::move(prompts);
   state_.prompt_logprobs.resize(state_.prompts.size());

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/picture_text.h"
 #include "freshet/engine.h"
 #include "server/api_error.h"
 #include "server/http_server.h"
@@ -79,7 +80,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
 
   // Submits one request per prompt. Failures are sent as an error. `pictures`: of a single prompt.
   void run(std::vector<std::vector<int32_t>> prompts, const SamplingParams& params,
-           std::vector<PromptPicture> pictures = {});
+           std::vector<engine::Picture> pictures = {});
 
  private:
   struct Event {

@@ -547,7 +547,7 @@ std::optional<ApiError> App::check_model(const std::string& name) const {
 
 void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParams params,
                  std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format,
-                 std::vector<PromptPicture> pictures) {
+                 std::vector<engine::Picture> pictures) {
   if (auto error = check_model(request.model)) return send_error(exchange, *error);
   if (draining_) return send_error(exchange, {503, "the server is shutting down", ""});
   if (auto error = refuse_text()) return send_error(exchange, *error);

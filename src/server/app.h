@@ -80,7 +80,7 @@ class App {
   Parsed<std::string> render_chat(const ChatRequest& request) const;
   struct PreparedChat {
     std::vector<int32_t> prompt;
-    std::vector<PromptPicture> pictures;
+    std::vector<engine::Picture> pictures;
     SamplingParams params;
     std::optional<ReasoningParser> reasoning;
   };
@@ -113,7 +113,7 @@ class App {
   // Checks the model name and starts the answer. `pictures`: of the one prompt.
   void answer(Exchanges exchange, const CommonRequest& request, SamplingParams params,
               std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format,
-              std::vector<PromptPicture> pictures = {});
+              std::vector<engine::Picture> pictures = {});
   // The grammar of the request's structured output or forced tool call; nullptr: none. The caller
   // adds the field to an error.
   Parsed<std::shared_ptr<const grammar::Grammar>> grammar_of(const json::Value& structured);
