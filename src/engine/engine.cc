@@ -10,6 +10,7 @@
 
 #include "engine/memory.h"
 #include "engine/plan.h"
+#include "engine/retention.h"
 #include "engine/step_loop.h"
 #include "runtime/loaded_model.h"
 #include "speculative/draft_runner.h"
@@ -121,6 +122,7 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
 
 Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
                                const ModelSpec& spec, const speculative::Config* speculation,
+                               const KvCacheSpec& kv, int32_t max_slots,
                                runtime::Compute& compute) {
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(options.kv_cache_dtype));
   PlanRequest r;
@@ -141,7 +143,8 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   }
   r.vocab_size = spec.vocab_size;
   r.hidden_size = spec.hidden_size;
-  r.kv = kv_cache_spec(spec, type);
+  r.kv = kv;
+  r.max_slots = max_slots;
   r.available = engine::available_memory();
   FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
   if (const ops::Device* device = compute.device()) {
@@ -291,10 +294,15 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
                              speculative::parse_config(options.speculative_config));
   }
   const speculative::Config* const speculation = impl->speculation ? &*impl->speculation : nullptr;
-  FRESHET_ASSIGN_OR_RETURN(impl->plan,
-                           plan_memory(options, checkpoint, spec, speculation, *compute));
+  KvCacheSpec kv = kv_cache_spec(spec, type);
+  FRESHET_ASSIGN_OR_RETURN(const engine::UsualRetention usual,
+                           engine::usual_retention(options, compute->device() != nullptr, kv));
+  FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, speculation, kv,
+                                                   usual.max_slots, *compute));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan));
+  l.retention = usual.policy;
+  l.scheduler.max_slots = usual.max_slots;
   impl->cache = describe_cache(options, plan);
 
   auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
@@ -315,7 +323,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   }
   FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
       {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));
-  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(type, plan.blocks));
+  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(kv, plan.blocks));
   if (speculation != nullptr) {
     progress("measuring the model's steps", 0.0);
     FRESHET_ASSIGN_OR_RETURN(impl->lengths, make_lengths(*speculation, plan, *impl->loaded, cache));

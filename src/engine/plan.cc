@@ -45,9 +45,11 @@ size_t bytes_of(const PlanRequest& r, const std::vector<int32_t>& blocks) {
 std::vector<int32_t> blocks_for(const PlanRequest& r, int64_t sequences, int length, int chunk) {
   std::vector<int32_t> blocks;
   const int usual = std::min(length, kUsualLength);
-  for (const KvGroup& group : r.kv.groups) {
-    const int64_t longest = BlockCache::most_blocks(group.window, length, chunk);
-    const int64_t each = BlockCache::most_blocks(group.window, usual, kBlockTokens);
+  for (size_t g = 0; g < r.kv.groups.size(); ++g) {
+    const bool evicts = r.max_slots > 0 && r.kv.may_evict(static_cast<int>(g));
+    const int most_slots = evicts ? r.max_slots : length, window = r.kv.groups[g].window;
+    const int64_t longest = BlockCache::most_blocks(window, std::min(length, most_slots), chunk);
+    const int64_t each = BlockCache::most_blocks(window, std::min(usual, most_slots), kBlockTokens);
     const int64_t most = longest * r.max_num_seqs;
     const int64_t wanted = std::clamp(each * sequences, longest, std::max(longest, most));
     blocks.push_back(static_cast<int32_t>(std::min<int64_t>(wanted, INT32_MAX)));

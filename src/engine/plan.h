@@ -29,7 +29,8 @@ struct PlanRequest {
   int vocab_size = 0;
   int hidden_size = 0;
   KvCacheSpec kv;
-  size_t drafter_weights = 0;          // bytes
+  int32_t max_slots = 0;       // > 0: the most slots that a sequence holds in groups that may evict
+  size_t drafter_weights = 0;  // bytes
   size_t drafter_bytes_per_token = 0;  // of a drafter's cache, for each token that the cache holds
   size_t available = 0;                // 0: unknown, everything fits
   // The default share of the cache in the memory that weights and workspaces leave: a quarter on a

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "engine/retention.h"
 #include "freshet/engine.h"
 
 namespace freshet::engine {
@@ -14,6 +15,8 @@ struct RequestLimits {
   int max_num_seqs = 0;
   bool has_tokenizer = false;
   bool speculates = false;
+  const KvCacheSpec* cache = nullptr;  // nullptr: keys of live sequences cannot be evicted here
+  kv_cache::Retention retention = {};  // of requests that name none
 };
 
 // The first thing that is wrong with `request`.

@@ -56,6 +56,8 @@ struct StepLoopOptions {
   speculative::AcceptanceOptions acceptance;
   // Draft trees are asked for while at most this many sequences draft; beyond, chains.
   int tree_max_batch = 0;
+  // Of requests that name none; nullptr: they keep all keys. Goes with the scheduler's max_slots.
+  kv_cache::Retention retention;
 };
 
 class StepLoop {

@@ -12,6 +12,23 @@ size_t KvCacheSpec::block_bytes(int group) const {
   return bytes;
 }
 
+KvCacheSpec group_by_layer(const KvCacheSpec& spec) {
+  KvCacheSpec by_layer;
+  by_layer.layers = spec.layers;
+  for (size_t g = 0; g < spec.groups.size(); ++g) {
+    KvGroup group = spec.groups[g];
+    if (!spec.may_evict(static_cast<int>(g))) {
+      by_layer.groups.push_back(group);
+      continue;
+    }
+    for (const int layer : spec.groups[g].layers) {
+      group.layers = {layer};
+      by_layer.groups.push_back(group);
+    }
+  }
+  return by_layer;
+}
+
 Result<KvStorage> KvStorage::allocate(const KvCacheSpec& spec, const std::vector<int32_t>& blocks,
                                       Memory* memory) {
   FRESHET_CHECK(blocks.size() == spec.groups.size(), "{} pools for {} groups", blocks.size(),

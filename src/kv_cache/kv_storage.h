@@ -28,7 +28,16 @@ struct KvCacheSpec {
   std::vector<ops::KvShape> layers;  // [layers]
   std::vector<KvGroup> groups;
   size_t block_bytes(int group) const;  // of one block in all layers of the group
+  // Whether keys of live sequences may be evicted: where positions decide what a query sees, a key
+  // has to stay in the slot of its position.
+  bool may_evict(int group) const {
+    const KvGroup& g = groups[static_cast<size_t>(group)];
+    return g.window == 0 && g.chunk == 0 && !g.two_way;
+  }
 };
+
+// Gives each layer with full attention a group of its own.
+KvCacheSpec group_by_layer(const KvCacheSpec& spec);
 
 class KvStorage {
  public:

@@ -29,6 +29,17 @@ ops::AttentionBatch batch_of(const Step& step, int cache_layer) {
   return batch;
 }
 
+std::span<const ops::ScoredQueries> scored_of(const Step& step, int cache_layer,
+                                              std::vector<ops::ScoredQueries>& room) {
+  room.clear();
+  for (const ScoredTokens& tokens : step.batch.scored) {
+    kv_cache::KeyScores::Layer& layer = tokens.scores->layers[static_cast<size_t>(cache_layer)];
+    if (layer.sums.empty()) continue;
+    room.push_back({tokens.sequence, tokens.queries, layer.sums.data(), layer.stride});
+  }
+  return room;
+}
+
 const RopeSpec* rope_of(const Step& step, int rope) {
   return rope < 0 ? nullptr : &step.spec.ropes[static_cast<size_t>(rope)];
 }
@@ -82,6 +93,8 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
     all.attend.params = {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data()};
     all.attend.o = product_of(w.out, into);
   }
+  std::vector<ops::ScoredQueries> scored;
+  if (attends) all.attend.scored = scored_of(step, cache_layer, scored);
   step.ops.qkv_attention(all);
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "kv_cache/kv_storage.h"
+#include "kv_cache/retention/retention.h"
 #include "ops/attention.h"
 #include "ops/sample.h"
 
@@ -25,6 +26,14 @@ struct BlockTables {
   // Empty, or [sequences]: how many slots each sequence has in this group after the step, if that
   // is not its number of tokens.
   std::vector<int32_t> context_len;
+};
+
+// The last `queries` tokens of a sequence in the batch, whose weights of the keys are added to the
+// sums of every layer that has room for them.
+struct ScoredTokens {
+  int32_t sequence = 0;
+  int32_t queries = 0;
+  kv_cache::KeyScores* scores = nullptr;
 };
 
 struct ForwardBatch {
@@ -47,6 +56,7 @@ struct ForwardBatch {
   // states that the head gave before. In host memory that a device reads (Ops::host_memory()).
   const float* features = nullptr;
   bool own_states = false;
+  std::vector<ScoredTokens> scored;  // on the host only
 
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int sequences() const { return static_cast<int>(context_len.size()); }

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <vector>
 
 #include "ops/reference.h"
 #include "quant/fp8.h"
@@ -274,9 +276,39 @@ size_t scratch_bytes(const KvShape& shape, int heads, int64_t, int64_t, int work
   return static_cast<size_t>(workers) * Scratch::bytes(shape, heads);
 }
 
+void read_keys(const KvShape& s, const uint8_t* block, int head, float* keys) {
+  std::vector<float> key(static_cast<size_t>(s.key_dim));
+  for (int t = 0; t < kBlockTokens; ++t) {
+    const Slot slot{const_cast<uint8_t*>(block), t};
+    read(s.type, block, key_at(s, slot, head), s.key_dim, key_scales(s, slot, head), key.data());
+    for (int d = 0; d < s.key_dim; ++d) keys[d * kBlockTokens + t] = key[static_cast<size_t>(d)];
+  }
+}
+
+void move_slot(const KvShape& s, const uint8_t* from, int from_slot, uint8_t* to, int to_slot,
+               int head) {
+  const Slot source{const_cast<uint8_t*>(from), from_slot}, target{to, to_slot};
+  const size_t element = element_bytes(s.type);
+  const auto move = [&](int64_t at, int64_t into, int n) {
+    std::memcpy(to + static_cast<size_t>(into) * element, from + static_cast<size_t>(at) * element,
+                static_cast<size_t>(n) * element);
+  };
+  const auto move_scales = [](const uint16_t* at, uint16_t* into, int n) {
+    std::copy_n(at, scales_of(n), into);
+  };
+  move(key_at(s, source, head), key_at(s, target, head), s.key_dim);
+  const bool scaled = s.type == KvType::kInt8;
+  if (scaled) move_scales(key_scales(s, source, head), key_scales(s, target, head), s.key_dim);
+  if (s.value_is_key_prefix) return;
+  move(value_at(s, source, head), value_at(s, target, head), s.value_dim);
+  if (scaled)
+    move_scales(value_scales(s, source, head), value_scales(s, target, head), s.value_dim);
+}
+
 constexpr AttentionKernel kKernels[] = {
     {"attention.reference", CpuIsa::kScalar,
-     [](const KvShape&, const AttentionParams&) { return true; }, store, run, scratch_bytes}};
+     [](const KvShape&, const AttentionParams&) { return true; }, store, run, scratch_bytes,
+     read_keys, move_slot}};
 
 }  // namespace
 

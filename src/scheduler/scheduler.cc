@@ -57,8 +57,10 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& opt
   FRESHET_ASSIGN_OR_RETURN(auto policy, make_batching_policy(options.batching));
   std::unique_ptr<Scheduler> scheduler(new Scheduler(options, cache, std::move(policy)));
   for (int g = 0; g < cache.groups(); ++g) {
-    const int32_t most =
-        cache.most_blocks(cache.window(g), options.max_model_len, scheduler->chunk());
+    const bool evicts = options.max_slots > 0 && cache.window(g) == 0;
+    const int32_t longest =
+        evicts ? std::min(options.max_slots, options.max_model_len) : options.max_model_len;
+    const int32_t most = cache.most_blocks(cache.window(g), longest, scheduler->chunk());
     if (most > cache.pool(g).size()) {
       return invalid_argument("a sequence of {} tokens needs {} cache blocks; there are {}",
                               options.max_model_len, most, cache.pool(g).size());
@@ -92,6 +94,7 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
     return resource_exhausted("the queue is full: {} prompt tokens are waiting, and at most {} may",
                               queue_.prompt_tokens(), options_.max_queued_tokens);
   }
+  FRESHET_RETURN_IF_ERROR(fits_pools(request));
   FRESHET_CHECK(!requests_.contains(request.id), "request {} was added twice", request.id);
   auto& r = requests_[request.id];
   r = std::make_unique<Request>();
@@ -101,6 +104,7 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   r->salt = std::move(request.salt);
   r->arrival = now_;
   r->deadline = request.deadline;
+  r->eviction = std::move(request.eviction);
   if (r->deadline > 0) deadlines_.emplace(r->deadline, r->id);
 
   auto s = std::make_unique<Sequence>();
@@ -114,6 +118,7 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   s->logits_from = request.logits_from;
   s->compute_all = request.compute_all;
   s->pin_tokens = std::clamp(request.pin_tokens, 0, s->prompt_tokens);
+  restart_evictions(*s);
   r->sequences.push_back(s->id);
   queue_.arrive(*r);
   const SequenceId id = s->id;
@@ -150,6 +155,7 @@ void Scheduler::stop_running(Sequence& s) {
   s.draft.clear();
   s.accepted_branch = -1;
   drop_branches(s);
+  restart_evictions(s);
 }
 
 void Scheduler::drop(Sequence& s) {
@@ -314,6 +320,7 @@ SequenceId Scheduler::fork(SequenceId sequence) {
   child->started = true;
   child->state = parent.state;
   child->waits_for = WaitReason::kNone;
+  restart_evictions(*child);
   parent.request->sequences.push_back(child->id);
   ++batches_[parent.request->batch];
   Sequence& c = *sequences_.emplace(child->id, std::move(child)).first->second;
@@ -326,6 +333,9 @@ SequenceId Scheduler::fork(SequenceId sequence) {
   } else if (parent.state == State::kRunning) {
     c.computed = parent.computed;
     c.blocks = cache_.fork(parent.blocks, parent.computed);
+    c.evict_at = parent.evict_at;
+    c.scored_from = parent.scored_from;
+    c.scores = parent.scores;
     running_.insert(&c);
     ++slots_taken_;
   }
@@ -408,7 +418,7 @@ Status Scheduler::check(std::span<const kv_cache::BlockTable* const> others) con
       return internal_error("sequence {} holds blocks and does not run", id);
     if (s->computed > s->size()) return internal_error("sequence {} computed what it has not", id);
     for (int g = 0; runs && g < cache_.groups(); ++g) {
-      if (s->blocks.blocks(g) * kv_cache::kBlockTokens < s->computed) {
+      if (s->blocks.blocks(g) * kv_cache::kBlockTokens < s->blocks.slots(g, s->computed)) {
         return internal_error("sequence {} lacks blocks for what it computed", id);
       }
     }

@@ -1,11 +1,11 @@
 // Randomised test of the scheduler and the block cache.
 //
 // A seed decides everything: sizes of pools and windows, policies, arrivals, shared prefixes,
-// samples, beams, draft trees, cancellations, deadlines, a clock that jumps both ways, and a
-// "thief" that holds blocks so that allocations fail. The model is a hash: slot p of a block holds
-// the hash of the tokens up to p. So every token that runs can verify each position that its
-// attention reads, in every group, after copies, evictions and preemptions. All references are
-// counted after each step. Pure function of the seed.
+// samples, beams, draft trees, evictions of keys, cancellations, deadlines, a clock that jumps both
+// ways, and a "thief" that holds blocks so that allocations fail. The model is a hash: slot p of a
+// block holds the hash of the tokens up to p. So every token that runs can verify each position
+// that its attention reads, in every group, after copies, evictions and preemptions. All references
+// are counted after each step. Pure function of the seed.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,7 @@ struct SimulationReport {
   int64_t preemptions = 0;
   int64_t cached_tokens = 0;
   int64_t copies = 0;
+  int64_t evictions = 0;  // of keys of live sequences
   int64_t accepted_drafts = 0;
   int64_t branch_tokens = 0;         // tokens that came from rows of branches of draft trees
   int64_t refused_while_robbed = 0;  // steps in which nothing could run because of the thief

@@ -7,8 +7,8 @@
 #include <set>
 #include <vector>
 
-#include "base/philox.h"
 #include "scheduler/scheduler.h"
+#include "scheduler/tool/simulated.h"
 
 namespace freshet::scheduler {
 namespace {
@@ -17,35 +17,6 @@ using kv_cache::BlockCache;
 using kv_cache::BlockTable;
 using kv_cache::kBlockTokens;
 using kv_cache::kNoBlock;
-
-uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-  return x ^ (x >> 31);
-}
-
-uint64_t extend(uint64_t hash, int32_t token) {
-  return mix(hash + 0x9E3779B97F4A7C15 + static_cast<uint64_t>(static_cast<uint32_t>(token)));
-}
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : seed_(seed) {}
-  // In [low, high].
-  int32_t in(int32_t low, int32_t high) {
-    const double u = philox_uniform(seed_, next_++, 0);
-    return low + static_cast<int32_t>(u * (static_cast<double>(high) - low + 1));
-  }
-  bool chance(int32_t percent) { return in(1, 100) <= percent; }
-  template <class T, size_t N>
-  T one_of(const T (&values)[N]) {
-    return values[in(0, static_cast<int32_t>(N) - 1)];
-  }
-
- private:
-  uint64_t seed_;
-  uint64_t next_ = 0;
-};
 
 // A simulated client and its request.
 struct Client {
@@ -68,6 +39,7 @@ class Simulation {
   static constexpr int32_t kVocab = 5;
 
   void configure();
+  void evict(const Eviction& e);
   void arrive();
   void meddle();
   void rob();
@@ -132,9 +104,11 @@ void Simulation::configure() {
   const int32_t chunk = options_.max_num_batched_tokens;
   const int groups = random_.in(1, 3);
   const bool full = random_.chance(80);  // some models have windows only
+  const bool two_full = random_.chance(20);
   for (int g = 0; g < groups; ++g) {
     kv_cache::GroupConfig group;
-    group.window = g == 0 && full ? 0 : random_.one_of({1, 7, 16, 24, 40});
+    group.window =
+        full && (g == 0 || (g == 1 && two_full)) ? 0 : random_.one_of({1, 7, 16, 24, 40});
     cache_options_.groups.push_back(group);
   }
   cache_options_.share_prefixes = random_.chance(80);
@@ -151,6 +125,22 @@ void Simulation::configure() {
     std::vector<int32_t>& family = families_.emplace_back();
     for (int n = random_.in(0, options_.max_model_len); n > 0; --n)
       family.push_back(random_.in(0, kVocab - 1));
+  }
+}
+
+void Simulation::evict(const Eviction& e) {
+  for (size_t g = 0; g < e.before.size(); ++g) {
+    if (e.before[g].empty()) continue;
+    const auto slot = [&](const std::vector<int32_t>& ids, int32_t i) -> uint64_t& {
+      const int32_t block = ids[static_cast<size_t>(i / kBlockTokens)];
+      return slots(static_cast<int>(g), block)[i % kBlockTokens];
+    };
+    std::vector<uint64_t> contents;
+    for (int32_t i = 0; i < e.slots[g]; ++i) contents.push_back(slot(e.before[g], i));
+    int32_t to = 0;
+    for (const int32_t i : kept_slots(contents, e.kept[g]))
+      slot(e.after[g], to++) = contents[static_cast<size_t>(i)];
+    ++report_.evictions;
   }
 }
 
@@ -183,6 +173,7 @@ void Simulation::arrive() {
   client.samples = request.samples;
   client.beams = request.samples > 1 && random_.chance(40);
   client.drafts = !client.beams && random_.chance(30);
+  if (!client.drafts) request.eviction = random_eviction(random_, *cache_);
   client.arrival_step = static_cast<uint64_t>(report_.steps);
   const RequestId id = request.id;
   const auto sequence = scheduler_->submit(std::move(request), now_);
@@ -273,17 +264,19 @@ bool Simulation::run_item(const StepItem& item) {
   for (const int32_t t : tokens) hashes.push_back(hash = extend(hash, t));
   const int32_t end = item.first + item.count;
   for (int g = 0; g < cache_->groups(); ++g) {
-    const std::vector<int32_t>& ids = s.blocks_of(item).ids[static_cast<size_t>(g)];
+    const BlockTable& table = s.blocks_of(item);
+    const std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
     const int32_t window = cache_->window(g);
     const int32_t from = window == 0 ? 0 : std::max(0, item.first - window + 1);
-    for (int32_t p = from; p < end; ++p) {
+    const int32_t own = table.slots(g, item.first), evicted = item.first - own;
+    for (int32_t p = from; p < end - evicted; ++p) {
       const auto block = static_cast<size_t>(p / kBlockTokens);
       if (block >= ids.size() || ids[block] == kNoBlock) {
         return fail(
             fmt::format("sequence {} has no block for position {} in group {}", s.id, p, g));
       }
       uint64_t& slot = slots(g, ids[block])[p % kBlockTokens];
-      if (p >= item.first) slot = hashes[static_cast<size_t>(p)];
+      if (p >= own) slot = hashes[static_cast<size_t>(p + evicted)];
     }
   }
   return true;
@@ -316,15 +309,16 @@ bool Simulation::check_step(const Step& step) {
     std::vector<int32_t> tokens = s.tokens;
     const std::vector<int32_t>& draft = s.draft_of(item);
     tokens.insert(tokens.end(), draft.begin(), draft.end());
-    uint64_t hash = 0;
-    for (int32_t p = 0; p < item.first + item.count; ++p) {
-      hash = extend(hash, tokens[static_cast<size_t>(p)]);
-      for (int g = 0; g < cache_->groups(); ++g) {
-        const int32_t window = cache_->window(g);
-        if (window > 0 && p < item.first - window + 1) continue;
+    std::vector<uint64_t> hashes;
+    for (const int32_t t : tokens) hashes.push_back(extend(hashes.empty() ? 0 : hashes.back(), t));
+    for (int g = 0; g < cache_->groups(); ++g) {
+      const std::vector<uint64_t> expected = expected_slots(s, g, item, hashes);
+      const int32_t window = cache_->window(g);
+      const int32_t from = window == 0 ? 0 : std::max(0, item.first - window + 1);
+      for (int32_t p = from; p < std::ssize(expected); ++p) {
         const int32_t block =
             s.blocks_of(item).ids[static_cast<size_t>(g)][static_cast<size_t>(p / kBlockTokens)];
-        if (slots(g, block)[p % kBlockTokens] != hash) {
+        if (slots(g, block)[p % kBlockTokens] != expected[static_cast<size_t>(p)]) {
           return fail(fmt::format("sequence {} reads a wrong key at {} in group {} (block {})",
                                   s.id, p, g, block));
         }
@@ -492,6 +486,7 @@ bool Simulation::step() {
     if (clients_.erase(id) != 1) return fail("an unknown request expired");
     ++report_.expired;
   }
+  for (const Eviction& e : step.evictions) evict(e);
   for (const kv_cache::BlockCopy& copy : step.copies) {
     std::copy_n(slots(copy.group, copy.from), kBlockTokens, slots(copy.group, copy.to));
     ++report_.copies;
@@ -585,6 +580,7 @@ SimulationReport& SimulationReport::operator+=(const SimulationReport& other) {
   preemptions += other.preemptions;
   cached_tokens += other.cached_tokens;
   copies += other.copies;
+  evictions += other.evictions;
   accepted_drafts += other.accepted_drafts;
   branch_tokens += other.branch_tokens;
   refused_while_robbed += other.refused_while_robbed;
