@@ -145,8 +145,8 @@ Status run_model(Bench& b, const std::string& name, int sequences, int context, 
   seconds.erase(seconds.begin(), seconds.begin() + 5);
   const double s = median(seconds);
   double kv_bytes = 0.0;
-  for (const ops::KvShape& shape : kv.layers)
-    kv_bytes += static_cast<double>(shape.block_bytes()) / ops::kBlockTokens * context * sequences;
+  for (const KvLayer& layer : kv.layers)
+    kv_bytes += static_cast<double>(layer.block_bytes()) / ops::kBlockTokens * context * sequences;
   std::printf("%-10s %9.3f ms  %9.1f tok/s  read %5.2f TB/s, %4.1f %% of the ceiling\n",
               name.c_str(), s * 1e3, (sequences + prompts * length) / s,
               (b.all_bytes() + kv_bytes) / s / 1e12,
@@ -273,7 +273,7 @@ Status run_attention(Bench& b, const std::string& name, int sequences, int conte
                                  noise.data(), noise.size()));
   }
   const int heads = b.spec.layers[0].attention().heads;
-  const ops::KvShape& shape = kv.layers[0];
+  const ops::KvShape& shape = kv.layers[0].shape;
   const int64_t q_cols = int64_t{heads} * shape.key_dim, cols = int64_t{heads} * shape.value_dim;
   const int64_t tokens = int64_t{sequences} * queries;
   std::vector<float> some(size_t{1} << 20);

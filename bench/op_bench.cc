@@ -3,7 +3,8 @@
 //
 // usage: freshet_op_bench [-t THREADS] [--cpu-isa ISA] [--rounds N] [--tokens N,..]
 //                         [--types T,..] [--shape ROWSxCOLS] |
-//                         [--context N] [--kv-cache-dtype T,..] [--heads N] [--head-dim N] |
+//                         [--context N] [--kv-cache-dtype T,..] [--heads N] [--head-dim N]
+//                         [--turns N] |
 //                         [--vocab N]
 //
 // GEMM: multiplies by copies of a matrix in turn, as layers do; the copies together do not fit any
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <exception>
 #include <memory>
 #include <numeric>
@@ -55,6 +57,7 @@ struct Options {
   int head_dim = 64;
   int64_t vocab = 0;
   int rounds = 5;
+  int turns = 0;
 };
 
 struct Bench {
@@ -161,45 +164,124 @@ Status bench_products(Bench& b, const Options& o, const std::string& type, int64
   return {};
 }
 
-// Attention of one layer. The layers of a model follow each other, so that no cache holds them all.
-Status bench_attention(Bench& b, const Options& o, const std::string& type) {
+// Attention of one layer for one type of keys and values. The layers of a model follow each other,
+// so that no cache holds them all.
+struct AttentionCase {
+  ops::KvShape shape;
+  std::string type;
+  Buffer cache;
+  size_t layer_bytes = 0, layers = 0;
+
+  ops::KvView view(size_t i) {
+    return {shape, cache.data() + i % layers * layer_bytes,
+            static_cast<int32_t>(layer_bytes / shape.block_bytes())};
+  }
+};
+
+// What all types share: one sequence with its keys, and queries of its last tokens.
+struct AttentionInput {
+  AttentionInput(const Options& o, int64_t most_tokens) : context{static_cast<int32_t>(o.context)} {
+    kv_cols = int64_t{kKvHeads} * o.head_dim;
+    cols = int64_t{o.heads} * o.head_dim;
+    blocks = (o.context + ops::kBlockTokens - 1) / ops::kBlockTokens;
+    table.resize(static_cast<size_t>(blocks));
+    std::iota(table.begin(), table.end(), 0);
+    kv = random_floats(static_cast<size_t>(o.context * kv_cols));
+    q = random_floats(static_cast<size_t>(most_tokens * cols));
+    out.resize(q.size());
+  }
+  ops::AttentionBatch batch(const std::vector<int32_t>& starts) const {
+    return {.query_start = starts,
+            .context_len = context,
+            .block_tables = table.data(),
+            .table_stride = blocks};
+  }
+
+  std::vector<int32_t> context, table;
+  std::vector<float> kv, q, out;
+  int64_t kv_cols = 0, cols = 0, blocks = 0;
+};
+
+Result<AttentionCase> make_case(Bench& b, const Options& o, AttentionInput& in,
+                                const std::string& type) {
+  AttentionCase c;
+  c.type = type;
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType kv_type, ops::kv_type_by_name(type));
-  const ops::KvShape shape{kv_type, kKvHeads, o.head_dim, o.head_dim, false};
-  const int64_t kv_cols = int64_t{kKvHeads} * o.head_dim, cols = int64_t{o.heads} * o.head_dim;
-  const int64_t blocks = (o.context + ops::kBlockTokens - 1) / ops::kBlockTokens;
-  const size_t layer_bytes = static_cast<size_t>(blocks) * shape.block_bytes();
-  const size_t layers = std::max<size_t>(2, kBeyondCaches / layer_bytes + 1);
-  FRESHET_ASSIGN_OR_RETURN(Buffer cache, Buffer::allocate(layers * layer_bytes));
-  std::vector<int32_t> table(static_cast<size_t>(blocks));
-  std::iota(table.begin(), table.end(), 0);
-  const std::vector<int32_t> context = {static_cast<int32_t>(o.context)};
-  const auto view = [&](size_t i) {
-    return ops::KvView{shape, cache.data() + i % layers * layer_bytes,
-                       static_cast<int32_t>(blocks)};
-  };
-  const auto batch = [&](const std::vector<int32_t>& starts) {
-    return ops::AttentionBatch{starts, context, table.data(), blocks};
-  };
+  c.shape = {kv_type, kKvHeads, o.head_dim, o.head_dim, false};
+  c.layer_bytes = static_cast<size_t>(in.blocks) * c.shape.block_bytes();
+  c.layers = std::max<size_t>(2, kBeyondCaches / c.layer_bytes + 1);
+  FRESHET_ASSIGN_OR_RETURN(c.cache, Buffer::allocate(c.layers * c.layer_bytes));
   const std::vector<int32_t> whole = {0, static_cast<int32_t>(o.context)};
-  std::vector<float> kv = random_floats(static_cast<size_t>(o.context * kv_cols));
-  const Matrix keys{kv.data(), o.context, kv_cols, kv_cols};
-  for (size_t i = 0; i < layers; ++i) b.ops->store_kv(view(i), keys, keys, batch(whole));
-  std::printf("%s, %s, of context %lld:\n", std::string(b.ops->attention_row(shape)).c_str(),
+  const Matrix keys{in.kv.data(), o.context, in.kv_cols, in.kv_cols};
+  for (size_t i = 0; i < c.layers; ++i) b.ops->store_kv(c.view(i), keys, keys, in.batch(whole));
+  return c;
+}
+
+void attend(Bench& b, const Options& o, AttentionInput& in, AttentionCase& c, int64_t tokens,
+            int layer) {
+  const std::vector<int32_t> starts = {0, static_cast<int32_t>(tokens)};
+  const ops::AttentionParams params{.heads = o.heads, .scale = 0.125f};
+  b.ops->attention({in.out.data(), tokens, in.cols, in.cols},
+                   {in.q.data(), tokens, in.cols, in.cols}, c.view(static_cast<size_t>(layer)),
+                   in.batch(starts), params);
+}
+
+Status bench_attention(Bench& b, const Options& o, const std::string& type) {
+  AttentionInput in(o, *std::max_element(o.tokens.begin(), o.tokens.end()));
+  FRESHET_ASSIGN_OR_RETURN(AttentionCase c, make_case(b, o, in, type));
+  std::printf("%s, %s, of context %lld:\n", std::string(b.ops->attention_row(c.shape)).c_str(),
               type.c_str(), static_cast<long long>(o.context));
   for (const int64_t tokens : o.tokens) {
     if (tokens > o.context) continue;
-    const std::vector<int32_t> starts = {0, static_cast<int32_t>(tokens)};
-    std::vector<float> q = random_floats(static_cast<size_t>(tokens * cols));
-    std::vector<float> out(q.size());
-    const ops::AttentionParams params{.heads = o.heads, .scale = 0.125f};
-    const double seconds = seconds_of(b, [&](int i) {
-      b.ops->attention({out.data(), tokens, cols, cols}, {q.data(), tokens, cols, cols},
-                       view(static_cast<size_t>(i)), batch(starts), params);
-    });
+    const double seconds = seconds_of(b, [&](int i) { attend(b, o, in, c, tokens, i); });
     const double pairs =
         static_cast<double>(tokens) * static_cast<double>(2 * o.context - tokens + 1) / 2;
-    print_row(b, "attention", tokens, seconds, static_cast<double>(layer_bytes),
-              pairs * static_cast<double>(cols) * 4.0, 0.0);
+    print_row(b, "attention", tokens, seconds, static_cast<double>(c.layer_bytes),
+              pairs * static_cast<double>(in.cols) * 4.0, 0.0);
+  }
+  return {};
+}
+
+// The types in turns, call by call, so that what else the machine does meets all of them. On one
+// thread it is processor time that counts.
+Status bench_turns(Bench& b, const Options& o) {
+  const auto now = [&] {
+    if (b.pool.size() == 1) return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
+    return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+  };
+  AttentionInput in(o, *std::max_element(o.tokens.begin(), o.tokens.end()));
+  std::vector<AttentionCase> cases;
+  for (const std::string& type : o.kv_types) {
+    FRESHET_ASSIGN_OR_RETURN(AttentionCase c, make_case(b, o, in, type));
+    cases.push_back(std::move(c));
+  }
+  const auto median = [](std::vector<double> v) {
+    std::ranges::sort(v);
+    return v[v.size() / 2];
+  };
+  for (const int64_t tokens : o.tokens) {
+    if (tokens > o.context) continue;
+    constexpr int kCalls = 4;  // of a type, one after the other
+    std::vector<std::vector<double>> seconds(cases.size()), gains(cases.size());
+    for (int turn = -1; turn < o.turns; ++turn) {
+      for (size_t i = 0; i < cases.size(); ++i) {
+        const double start = now();
+        for (int call = 0; call < kCalls; ++call) {
+          attend(b, o, in, cases[i], tokens, kCalls * (turn + 1) + call);
+        }
+        if (turn < 0) continue;  // warms up
+        seconds[i].push_back((now() - start) / kCalls);
+        gains[i].push_back(seconds.front().back() / seconds[i].back());
+      }
+    }
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const std::string row(b.ops->attention_row(cases[i].shape));
+      std::printf("%-22s %-5s %6lld of %6lld %10.1f us %5.1f GB/s, %.3f times as fast as %s\n",
+                  row.c_str(), cases[i].type.c_str(), static_cast<long long>(tokens),
+                  static_cast<long long>(o.context), median(seconds[i]) * 1e6,
+                  static_cast<double>(cases[i].layer_bytes) / median(seconds[i]) / 1e9,
+                  median(gains[i]), cases.front().type.c_str());
+    }
   }
   return {};
 }
@@ -266,6 +348,7 @@ Status run(const Options& o) {
   FRESHET_RETURN_IF_ERROR(b.ops->set_scratch(b.ops->scratch_bytes(limits)));
   b.read = cpu::measure_read(b.pool);
   std::printf("%d threads, read %.1f GB/s\n", b.pool.size(), b.read / 1e9);
+  if (o.context > 0 && o.turns > 0) return bench_turns(b, o);
   for (const std::string& type : o.kv_types) {
     if (o.context > 0) FRESHET_RETURN_IF_ERROR(bench_attention(b, o, type));
   }
@@ -298,6 +381,10 @@ int main(int argc, char** argv) try {
       ->check(CLI::Range(8, 512));
   app.add_option("--vocab", o.vocab, "measure sampling from so many logits")
       ->check(CLI::Range(int64_t{1}, freshet::kMostVocab));
+  app.add_option("--turns", o.turns,
+                 "with --context: compare the types, each in turn, this many times; with -t 1 by "
+                 "processor time")
+      ->check(CLI::Range(1, 10000));
   app.add_option("--rounds", o.rounds, "least number of timed calls")
       ->check(CLI::Range(1, 1 << 24));
   CLI11_PARSE(app, argc, argv);

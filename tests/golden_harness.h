@@ -137,18 +137,21 @@ class Runner {
       stride_ = std::max(stride_, needed);
     }
     auto storage =
-        KvStorage::allocate(spec, std::vector<int32_t>(spec.groups.size(), blocks), ops_->memory());
+        KvStorage::allocate(spec, spec.pools(std::ssize(sequences) + 1, blocks), ops_->memory());
     FRESHET_CHECK(storage.ok(), "{}", storage.status().message());
     cache_ = std::make_unique<KvStorage>(std::move(*storage));
     tables_.assign(spec.groups.size(), {});
     for (auto& table : tables_) {
-      std::vector<int32_t> ids(static_cast<size_t>(blocks));
-      for (int32_t i = 0; i < blocks; ++i) ids[static_cast<size_t>(i)] = i;
+      const auto g = static_cast<int>(&table - tables_.data());
+      const bool states = g == spec.state_group();
+      std::vector<int32_t> ids(static_cast<size_t>(cache_->blocks(g)));
+      for (int32_t i = 0; i < std::ssize(ids); ++i) ids[static_cast<size_t>(i)] = i;
       std::shuffle(ids.begin(), ids.end(), random);
       size_t next = 0;
       for (const Ids& sequence : sequences) {
         std::vector<int32_t> mine(static_cast<size_t>(stride_), -1);
-        const size_t needed = (sequence.size() + ops::kBlockTokens - 1) / ops::kBlockTokens;
+        const size_t needed =
+            states ? 1 : (sequence.size() + ops::kBlockTokens - 1) / ops::kBlockTokens;
         for (size_t b = 0; b < needed; ++b) mine[b] = ids[next++];
         table.push_back(std::move(mine));
       }

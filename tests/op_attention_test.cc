@@ -1,6 +1,7 @@
 // Every attention row that this CPU can run, against the reference row; and batch invariance: a
 // query's result has the same bits alone, in a batch, in a chunk, and for any thread pool.
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <numeric>
 
@@ -198,6 +199,16 @@ std::vector<float> attended(const AttentionCase& c, uint32_t seed, ThreadPool& p
   p.attend(*o, cache, whole(c), out.floats());
   return {out.floats(), out.floats() + p.out_floats()};
 }
+// The result of the whole problem, from a new cache.
+std::vector<float> read_back(Problem& p, ThreadPool& pool, const std::string& row) {
+  const auto o = p.make(pool, row);
+  Guarded memory(p.c.shape.block_bytes() * static_cast<size_t>(p.blocks));
+  const ops::KvView cache{p.c.shape, memory.data(), p.blocks};
+  p.fill(*o, cache);
+  std::vector<float> out(p.out_floats());
+  p.attend(*o, cache, whole(p.c), out.data());
+  return out;
+}
 float farthest(const std::vector<float>& a, const std::vector<float>& b) {
   float worst = 0.0f;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -212,13 +223,13 @@ TEST_P(AttentionConformance, AgreesWithTheReference) {
   ThreadPool pool(2, false);
   uint32_t seed = 1;
   const std::string name = GetParam();
-  const bool whole_numbers = name == "attention.amx" || name == "attention.emulated";
+  const bool tiles = name == "attention.amx" || name == "attention.emulated";
   for (const AttentionCase& c : cases::attention_cases()) {
     if (!supported(name, c.shape)) continue;
     SCOPED_TRACE(c.name());
     const std::vector<float> want = attended(c, seed += 10, pool, "attention.reference");
     float most = 1e-5f;
-    if (whole_numbers) {
+    if (tiles || ops::has_int4(c.shape.type)) {
       AttentionCase exact = c;
       exact.shape.type = ops::KvType::kF32;
       most = 0.75f * farthest(want, attended(exact, seed, pool, "attention.reference"));
@@ -268,22 +279,76 @@ TEST_P(AttentionConformance, Int8KeepsWholeNumbersAndAScaleOf32) {
   }
 }
 
-// A NaN token affects only the queries that see it.
-TEST_P(AttentionConformance, Int8KeepsNotANumber) {
-  if (!supported(GetParam(), {ops::KvType::kInt8, 1, 64, 64, false})) GTEST_SKIP();
+// A query of a single token returns the token's value. In INT4 that is H d(H v), where H is
+// Sylvester's matrix over the square root of 64 and d() rounds groups of 32 to 16 levels, of which
+// the lowest is the number of the largest magnitude. The transform of these whole numbers is exact
+// in F32. The keys have other numbers, which must not matter.
+TEST_P(AttentionConformance, Int4IsTheRotatedVectorIn16Levels) {
+  constexpr int kDim = 64;
+  const auto rotated = [](const std::vector<double>& x) {
+    std::vector<double> y(kDim, 0.0);
+    for (unsigned i = 0; i < kDim; ++i) {
+      for (unsigned j = 0; j < kDim; ++j) y[i] += std::popcount(i & j) % 2 != 0 ? -x[j] : x[j];
+      y[i] /= 8.0;
+    }
+    return y;
+  };
   ThreadPool pool(1);
-  for (const char* row : {"attention.reference", GetParam()}) {
-    AttentionCase c{{ops::KvType::kInt8, 1, 64, 64, false}, 1, 0.0f, 0, false, {{40, 1}, {9, 9}}};
-    Problem p(c, 7);
-    p.values[20 * 64 + 3] = std::numeric_limits<float>::quiet_NaN();
-    const auto o = p.make(pool, row);
-    Guarded memory(c.shape.block_bytes() * static_cast<size_t>(p.blocks));
-    Guarded out(p.out_floats() * sizeof(float));
-    const ops::KvView cache{c.shape, memory.data(), p.blocks};
-    p.fill(*o, cache);
-    p.attend(*o, cache, whole(c), out.floats());
-    for (size_t i = 0; i < p.out_floats(); ++i) {
-      EXPECT_EQ(std::isnan(out.floats()[i]), i < 32) << row << " at " << i;
+  for (const ops::KvType type : {ops::KvType::kInt4, ops::KvType::kK8V4}) {
+    const AttentionCase c{{type, 2, kDim, kDim, false}, 2, 0.0f, 0, false, {{1, 1}}};
+    if (!supported(GetParam(), c.shape)) GTEST_SKIP();
+    for (const char* row : {"attention.reference", GetParam()}) {
+      Problem p(c, 5);
+      std::mt19937 rng(6);
+      for (int round = 0; round < 100; ++round) {
+        for (float& v : p.values) v = static_cast<float>(static_cast<int>(rng() % 2001) - 1000);
+        if (round == 1) std::fill(p.values.begin(), p.values.begin() + kDim, 0.0f);
+        const std::vector<float> out = read_back(p, pool, row);
+        for (int head = 0; head < 2; ++head) {
+          const float* const v = p.values.data() + head * kDim;
+          std::vector<double> y = rotated({v, v + kDim});
+          for (int g = 0; g < kDim; g += 32) {
+            const auto from = y.begin() + g, to = from + 32;
+            const auto [least, most] = std::minmax_element(from, to);
+            const double extreme = *most >= -*least ? *most : *least;
+            const float scale = f16_to_f32(f32_to_f16(static_cast<float>(extreme / -8.0)));
+            for (auto i = from; i < to && scale != 0.0f; ++i) {
+              const float to_code = 1.0f / scale;
+              *i = std::clamp(std::nearbyint(static_cast<float>(*i) * to_code), -8.0f, 7.0f) *
+                   static_cast<double>(scale);
+            }
+          }
+          const std::vector<double> want = rotated(y);
+          for (int d = 0; d < kDim; ++d) {
+            ASSERT_NEAR(out[static_cast<size_t>(head * kDim + d)], want[static_cast<size_t>(d)],
+                        0.01)
+                << row << " " << ops::name_of(type) << " round " << round << " at " << d;
+          }
+        }
+      }
+    }
+  }
+}
+
+// A NaN token affects only the queries that see it. A rotated one is NaN in all features.
+TEST_P(AttentionConformance, ScaledTypesKeepNotANumber) {
+  ThreadPool pool(1);
+  for (const ops::KvType type : {ops::KvType::kInt8, ops::KvType::kInt4, ops::KvType::kK8V4}) {
+    const AttentionCase c{{type, 1, 64, 64, false}, 1, 0.0f, 0, false, {{40, 1}, {9, 9}}};
+    if (!supported(GetParam(), c.shape)) continue;
+    for (const char* row : {"attention.reference", GetParam()}) {
+      for (std::vector<float> Problem::* const where :
+           {&Problem::keys, &Problem::values, &Problem::queries}) {
+        Problem p(c, 7);
+        (p.*where)[(where == &Problem::queries ? 0 : 20 * 64) + 3] =
+            std::numeric_limits<float>::quiet_NaN();
+        const std::vector<float> out = read_back(p, pool, row);
+        const bool group = where == &Problem::values && !ops::has_int4(type);
+        for (size_t i = 0; i < out.size(); ++i) {
+          EXPECT_EQ(std::isnan(out[i]), i < (group ? 32 : 64))
+              << row << " " << ops::name_of(type) << " at " << i;
+        }
+      }
     }
   }
 }
@@ -295,15 +360,7 @@ TEST_P(AttentionConformance, F16KeepsNotANumberAndSaturates) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   ThreadPool pool(1);
-  const auto attended = [&](Problem& p) {
-    const auto o = p.make(pool, GetParam());
-    Guarded memory(c.shape.block_bytes() * static_cast<size_t>(p.blocks));
-    Guarded out(p.out_floats() * sizeof(float));
-    const ops::KvView cache{c.shape, memory.data(), p.blocks};
-    p.fill(*o, cache);
-    p.attend(*o, cache, whole(c), out.floats());
-    return std::vector<float>(out.floats(), out.floats() + p.out_floats());
-  };
+  const auto attended = [&](Problem& p) { return read_back(p, pool, GetParam()); };
   for (std::vector<float> Problem::* const where :
        {&Problem::keys, &Problem::values, &Problem::queries}) {
     for (const float number : {kNaN, kInfinity, -kInfinity}) {

@@ -60,6 +60,15 @@ inline std::vector<AttentionCase> attention_cases() {
       {{KvType::kInt8, 1, 576, 512, true}, 16, 0.0f, 0, false, {{280, 1}, {40, 3}}},
       {{KvType::kInt8, 1, 72, 40, true}, 6, 0.0f, 200, true, mixed},
       {{KvType::kInt8, 1, 64, 64, false}, 8, 0.0f, 0, false, {{1500, 1}}},
+      {{KvType::kInt4, 2, 64, 64, false}, 8, 0.0f, 0, false, mixed},
+      {{KvType::kInt4, 1, 128, 128, false}, 7, 0.0f, 0, true, mixed},
+      {{KvType::kInt4, 3, 256, 128, false}, 6, 50.0f, 300, false, mixed},
+      {{KvType::kInt4, 2, 80, 80, false}, 6, 0.0f, 200, true, mixed},
+      {{KvType::kInt4, 1, 64, 64, false}, 8, 0.0f, 0, false, {{1500, 1}}},
+      {{KvType::kInt4, 1, 72, 40, false}, 70, 0.0f, 0, false, {{600, 2}}},
+      {{KvType::kK8V4, 2, 64, 64, false}, 8, 0.0f, 0, false, mixed},
+      {{KvType::kK8V4, 1, 128, 128, false}, 5, 0.0f, 100, true, mixed},
+      {{KvType::kK8V4, 2, 104, 24, false}, 6, 30.0f, 0, false, mixed},
       {{KvType::kF16, 4, 64, 64, false}, 8, 0.0f, 0, false, {{1500, 1}}},  // few tiles, many splits
       // A query across two tiles.
       {{KvType::kF16, 1, 64, 64, false}, 70, 0.0f, 0, false, {{600, 2}}},
@@ -85,6 +94,13 @@ inline std::vector<AttentionCase> attention_cases() {
       const int queries = std::min(context, pick({1, 1, 2, 5, 16, 33, 70}));
       c.sequences.push_back({context, queries});
     }
+    all.push_back(c);
+  }
+  // The same for codes of 4 bits.
+  for (size_t i = all.size() - 24, end = all.size(); i < end; ++i) {
+    AttentionCase c = all[i];
+    c.shape.type = rng() % 2 != 0 ? KvType::kInt4 : KvType::kK8V4;
+    c.shape.value_is_key_prefix = false;
     all.push_back(c);
   }
   return all;

@@ -17,7 +17,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 SUPPORTED = """llama mistral mixtral qwen2 qwen3 qwen2_moe qwen3_moe gemma gemma2 gemma3_text gemma3
 phi3 gpt2 gpt_neox opt olmo2 granite starcoder2 stablelm cohere glm4 deepseek_v2 deepseek_v3
-gpt_oss""".split()
+gpt_oss smollm3 olmo3 olmoe cohere2 exaone4 glm4_moe ernie4_5 ernie4_5_moe hunyuan_v1_dense seed_oss
+apertus arcee nemotron phi phimoe falcon minimax_m2 granitemoe gpt_bigcode gptj""".split()
 WINDOW_EVERYWHERE = ("mistral", "mixtral", "phi3", "starcoder2")
 
 
@@ -27,9 +28,9 @@ def frequencies(config, layer_type, head_dim):
     if layer_type is not None:
         p = p[layer_type]
     kind = p["rope_type"]
-    if kind == "default":
-        dim = int(head_dim * (p.get("partial_rotary_factor") or 1.0))
-        f, scale = [p["rope_theta"] ** (-2 * i / dim) for i in range(dim // 2)], 1.0
+    if kind in ("default", "gptj"):
+        dim = getattr(config, "rotary_dim", None) or int(head_dim * (p.get("partial_rotary_factor") or 1.0))
+        f, scale = [(p.get("rope_theta") or 10000.0) ** (-2 * i / dim) for i in range(dim // 2)], 1.0
     else:
         f, scale = ROPE_INIT_FUNCTIONS[kind](config, "cpu", layer_type=layer_type)
         f = f.tolist()

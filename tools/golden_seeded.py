@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Golden models whose weights are a formula, so that the repository holds no weights.
 
-usage: golden_seeded.py SOURCE OUT NAME ...       needs torch and transformers (5.24)
+usage: golden_seeded.py [--vocab N] SOURCE OUT NAME ...       needs torch and transformers (5.24)
 
 SOURCE/<name>/ is a checkpoint of random weights with config.json and golden.safetensors (inputs
 and outputs, as golden_models.py makes them). OUT/<name>/ gets config.json, weights.json (for each
 tensor: shape, scale and offset, from the spread and the mean of the source's; the formula is that
 of tests/seeded_checkpoints.cc) and golden.safetensors: transformers' outputs for the new weights,
-in F32, for two of the source's inputs. Vocabularies shrink to 96, to keep the outputs small.
+in F32, for two of the source's inputs. Vocabularies shrink to N (96), to keep the outputs small.
 """
 import json
 import os
@@ -98,16 +98,20 @@ def inputs(source):
     names = {"ids": "input_ids", "decoder_ids": "decoder_input_ids",
              "token_type_ids": "token_type_ids"}
     for i in range(8):
-        if f"ids_{i}" not in golden:
+        if f"ids_{i}" not in golden and f"input_features_{i}" not in golden:
             continue
         case = {}
+        if f"input_features_{i}" in golden:
+            case["input_features"] = golden[f"input_features_{i}"]
         for name, key in names.items():
             if f"{name}_{i}" in golden:
                 ids = golden[f"{name}_{i}"]
                 case[key] = ids if name == "token_type_ids" else torch.where(
                     ids < VOCAB, ids, 3 + ids % (VOCAB - 3))
-        if 4 < len(case["input_ids"]) < 64:
+        if 4 < len(case.get("input_ids", case.get("decoder_input_ids"))) < 64:
             yield case
+            if "input_features" in case:
+                return  # they are large
 
 
 def make(source, to):
@@ -138,7 +142,7 @@ def make(source, to):
     save_file(golden, to / "golden.safetensors")
     os.chmod(to / "golden.safetensors", 0o644)
     size = sum(f.stat().st_size for f in to.iterdir())
-    last = golden.get("logits_1", golden.get("hidden_1", golden.get("score_1")))
+    last = next(v for n, v in golden.items() if n.split("_")[0] in ("logits", "hidden", "score"))
     print(f"{to.name}: {size} bytes, {len(described)} tensors, largest {last.abs().max():.2f}")
 
 
@@ -146,8 +150,12 @@ def main():
     transformers.logging.set_verbosity_error()
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
-    source, out = map(pathlib.Path, sys.argv[1:3])
-    for name in sys.argv[3:]:
+    args = sys.argv[1:]
+    if args[0] == "--vocab":
+        global VOCAB
+        VOCAB, args = int(args[1]), args[2:]
+    source, out = map(pathlib.Path, args[:2])
+    for name in args[2:]:
         make(source / name, out / name)
 
 

@@ -21,6 +21,7 @@
 namespace freshet {
 
 class Model;
+struct PooledHeads;
 namespace tokenizer {
 class Tokenizer;
 }
@@ -117,13 +118,26 @@ struct Usage {
   std::vector<std::pair<std::string, double>> waited;
 };
 
-// How an embedding is made from the hidden states after the final norm: from the last token, or as
-// the mean over all tokens.
-enum class Pooling { kNone, kLast, kMean };
+// How a vector is made from the hidden states after the final norm.
+enum class Pooling {
+  kNone,      // none: text is generated
+  kLast,      // the state of the last token ...
+  kMean,      // ... the mean over all tokens ...
+  kFirst,     // ... the state of the first token ([CLS]) ...
+  kMax,       // ... the largest of each feature; not normalised
+  kModel,     // pooling and further layers as the model's files say; not normalised
+  kClassify,  // the scores of the model's classification head, before sigmoid or softmax
+};
 
 struct Request {
-  std::string id;               // for logs; generated if empty
-  std::vector<int32_t> prompt;  // token ids, special tokens included
+  std::string id;                       // for logs; generated if empty
+  std::vector<int32_t> prompt;          // token ids, special tokens included
+  std::vector<int32_t> token_type_ids;  // of encoders: the segment of each token; empty: all 0
+  // Encoder-decoders: what the encoder reads, a text or log-mel features [mel_bins, frames]. Then
+  // `prompt` is what the decoder begins with. If both are empty, the encoder reads `prompt`.
+  std::vector<int32_t> encoder_ids;
+  std::vector<float> features;
+  int64_t frames = 0;
   SamplingParams params;
   int priority = 0;         // lower runs first
   std::string tenant;       // tenants get equal shares of the machine
@@ -133,7 +147,7 @@ struct Request {
   // Which keys and values are evicted (docs/kv-eviction.md): a JSON object as in
   // EngineOptions::kv_eviction, {"policy": "none"} for none; "": the engine's.
   std::string kv_eviction;
-  // If not kNone, nothing is generated; on_embedding gets the pooled states, not normalised.
+  // If not kNone, nothing is generated; on_embedding gets the vector.
   Pooling pooling = Pooling::kNone;
   std::function<void(const Delta&)> on_delta;  // called for each sample, in order
   std::function<void(const Usage&)> on_done;   // last call
@@ -159,9 +173,10 @@ struct EngineOptions {
   std::vector<std::string> force_kernels;
   // Directory that keeps packed weights for the next start; "": none.
   std::string weight_cache_dir;
-  std::string kv_cache_dtype = "auto";  // auto, f32, f16, bf16, fp8, int8
-  int max_model_len = 0;                // 0: the model's limit, as far as memory allows
-  size_t kv_cache_memory = 0;           // bytes; 0: from the memory plan
+  std::string kv_cache_dtype = "auto";    // auto, f32, f16, bf16, fp8, int8, int4, k8v4
+  std::vector<int> kv_cache_skip_layers;  // layers that keep what auto means
+  int max_model_len = 0;                  // 0: the model's limit, as far as memory allows
+  size_t kv_cache_memory = 0;             // bytes; 0: from the memory plan
   // Evicts keys and values of long sequences, which changes their texts (docs/kv-eviction.md). A
   // JSON object such as {"policy": "snapkv", "budget": 1024}; "": all are kept. On the CPU only.
   std::string kv_eviction;
@@ -171,6 +186,11 @@ struct EngineOptions {
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
   bool enable_prefix_caching = true;
+  // Models with states (Mamba, linear attention): a prefix is cached up to a checkpoint of the
+  // state. One is kept every so many tokens, besides those where prompts end or part; checkpoints
+  // have this share of the cache (docs/state-models.md).
+  int state_checkpoint_interval = 512;
+  double state_checkpoint_share = 0.25;
   double kv_cache_metrics_sample = 0.0;  // share of the cache blocks whose lifetimes are timed
   int max_num_queued_reqs = 0;           // 0: no limit
   int64_t max_num_queued_tokens = 0;
@@ -293,6 +313,7 @@ class Engine {
   const Tokenizer& tokenizer() const;
   bool has_tokenizer() const;
   const Model& model() const;
+  const PooledHeads& heads() const;  // what the model gives besides text
   int max_model_len() const;
   int max_drafts() const;  // most drafted tokens of a sequence in a step; 0: no speculation
   CacheInfo cache_info() const;

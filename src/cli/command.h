@@ -45,6 +45,7 @@ void add_man(CLI::App& program, Context& context, Action& action);
 void add_config_options(CLI::App& program);
 // Subcommands of eval.
 void add_eval_compare(CLI::App& eval, Context& context, Action& action);
+void add_eval_kv(CLI::App& eval, Context& context, Action& action);
 void add_eval_quant(CLI::App& eval, Context& context, Action& action);
 void add_eval_tasks(CLI::App& eval, Context& context, Action& action);
 void add_eval_speculation(CLI::App& eval, Context& context, Action& action);

@@ -6,12 +6,14 @@
 #include "base/mapped_file.h"
 #include "cli/command.h"
 #include "cli/eval_texts.h"
+#include "cli/model_inputs.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
 #include "cli/prompts.h"
 #include "eval/logits.h"
 #include "eval/safetensors_writer.h"
 #include "eval/session.h"
+#include "models/pooled_heads.h"
 #include "tokenizer/tokenizer.h"
 
 namespace freshet::cli {
@@ -23,6 +25,7 @@ constexpr int64_t kRows = 128;
 struct Options {
   std::string model;
   std::string input;
+  std::string inputs;
   std::string output;
   int64_t window = 512;
   int64_t max_chars = 0;
@@ -36,6 +39,7 @@ struct Sizes {
   int64_t context;
   int64_t batch;
   int64_t logit_rows;
+  bool states = false;
 };
 
 Result<std::unique_ptr<eval::Session>> open(const Options& o, const Sizes& sizes) {
@@ -45,6 +49,7 @@ Result<std::unique_ptr<eval::Session>> open(const Options& o, const Sizes& sizes
   s.context = sizes.context;
   s.batch = sizes.batch;
   s.logit_rows = sizes.logit_rows;
+  s.states = sizes.states;
   ProgressLine progress;
   s.on_progress = [&progress](const std::string& stage, double fraction) {
     progress.update(stage, fraction);
@@ -52,42 +57,149 @@ Result<std::unique_ptr<eval::Session>> open(const Options& o, const Sizes& sizes
   return open_on_device(o.run, progress, s, eval::Session::open);
 }
 
-Status eval_logits(const Options& o, Context& context) {
-  FRESHET_ASSIGN_OR_RETURN(const auto lists, read_ids(o.input));
-  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
-  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, eval::Session::read_spec(path));
-  std::vector<eval::SafetensorsWriter::Entry> entries;
-  int64_t longest = 0, tokens = 0;
-  for (size_t i = 0; i < lists.size(); ++i) {
-    FRESHET_RETURN_IF_ERROR(eval::check_ids(lists[i], spec.vocab_size)
-                                .with_context(fmt::format("{}, list {}", o.input, i)));
-    entries.push_back({fmt::format("logits_{}", i), {std::ssize(lists[i]), spec.vocab_size}});
-    longest = std::max(longest, std::ssize(lists[i]));
-    tokens += std::ssize(lists[i]);
+Result<std::vector<ModelInput>> read_inputs(const Options& o) {
+  if (o.input.empty() == o.inputs.empty()) return invalid_argument("give either --ids or --inputs");
+  if (!o.inputs.empty()) return read_model_inputs(o.inputs);
+  FRESHET_ASSIGN_OR_RETURN(auto lists, read_ids(o.input));
+  std::vector<ModelInput> inputs;
+  for (auto& list : lists) inputs.emplace_back().ids = std::move(list);
+  return inputs;
+}
+
+EncoderInput encoder_input(const ModelInput& input) {
+  EncoderInput encoder;
+  encoder.ids = input.encoder_ids;
+  encoder.features = input.features.data();
+  encoder.frames = input.frames;
+  return encoder;
+}
+
+Status check_encoder_input(const ModelInput& input, const ModelSpec& spec) {
+  const bool given = !input.encoder_ids.empty() || input.frames > 0;
+  if (spec.encoder == nullptr) {
+    return given ? invalid_argument("decoder_ids, but the model has no encoder") : Status();
   }
-  FRESHET_ASSIGN_OR_RETURN(
-      const auto session,
-      open(o, {.sequences = 1, .context = longest, .batch = kRows, .logit_rows = kRows}));
-  FRESHET_ASSIGN_OR_RETURN(auto writer, eval::SafetensorsWriter::create(o.output, entries));
+  if (!given) return invalid_argument("the model has an encoder: decoder_ids are missing");
+  const auto& stem = spec.encoder->stem;
+  if (stem ? input.mel_bins != stem->mel_bins : input.encoder_ids.empty()) {
+    return invalid_argument(
+        "the encoder reads {}",
+        stem ? fmt::format("input_features of {} mel bins", stem->mel_bins) : "ids");
+  }
+  FRESHET_RETURN_IF_ERROR(eval::check_ids(input.encoder_ids, spec.vocab_size));
+  const EncoderInput encoder = encoder_input(input);
+  if (encoder.positions() > spec.encoder->max_context) {
+    return invalid_argument("{} positions: the encoder has {}", encoder.positions(),
+                            spec.encoder->max_context);
+  }
+  return {};
+}
+
+Status check_input(const ModelInput& input, const ModelSpec& spec) {
+  FRESHET_RETURN_IF_ERROR(check_encoder_input(input, spec));
+  FRESHET_RETURN_IF_ERROR(eval::check_ids(input.ids, spec.vocab_size));
+  for (const int32_t type : input.token_type_ids) {
+    if (type >= std::max(spec.token_types, 1))
+      return invalid_argument("token type {}: the model has {}", type, spec.token_types);
+  }
+  return {};
+}
+
+// What eval_logits() computes, by the model's head.
+struct Wanted {
+  ModelSpec spec;
+  PooledHeads heads;
+  std::vector<ModelInput> inputs;
+  int64_t longest = 0, tokens = 0;
+
+  std::vector<eval::SafetensorsWriter::Entry> entries() const {
+    std::vector<eval::SafetensorsWriter::Entry> out;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const int64_t length = std::ssize(inputs[i].ids);
+      if (spec.generates) {
+        out.push_back({fmt::format("logits_{}", i), {length, spec.vocab_size}});
+      } else if (heads.classifier) {
+        out.push_back({fmt::format("score_{}", i), {heads.classifier->size}});
+      } else {
+        out.push_back({fmt::format("hidden_{}", i), {length, spec.hidden_size}});
+        out.push_back({fmt::format("embedding_{}", i), {heads.embedding.size}});
+      }
+    }
+    return out;
+  }
+};
+
+Result<Wanted> read_wanted(const Options& o) {
+  Wanted w;
+  FRESHET_ASSIGN_OR_RETURN(w.inputs, read_inputs(o));
+  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
+  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(path));
+  FRESHET_ASSIGN_OR_RETURN(w.spec, read_spec(checkpoint));
+  FRESHET_ASSIGN_OR_RETURN(w.heads, models::read_pooled_heads(checkpoint, w.spec));
+  for (size_t i = 0; i < w.inputs.size(); ++i) {
+    FRESHET_RETURN_IF_ERROR(check_input(w.inputs[i], w.spec)
+                                .with_context(fmt::format("{}, list {}", o.inputs + o.input, i)));
+    w.longest = std::max(w.longest, std::ssize(w.inputs[i].ids));
+    w.tokens += std::ssize(w.inputs[i].ids);
+  }
+  return w;
+}
+
+// The states of one input and what is pooled from them.
+Status write_states(eval::Session& session, const Wanted& w, const ModelInput& input,
+                    eval::SafetensorsWriter& writer) {
+  session.reset(0);
+  const eval::Session::Piece piece{
+      .sequence = 0, .ids = input.ids, .token_types = input.token_type_ids};
+  const std::span<const float> states = session.run_states({&piece, 1});
+  const PooledHead& head = w.heads.classifier ? *w.heads.classifier : w.heads.embedding;
+  PoolState pool(head.pool);
+  const auto hidden = static_cast<size_t>(w.spec.hidden_size);
+  for (size_t t = 0; t < input.ids.size(); ++t) pool.add(states.subspan(t * hidden, hidden));
+  if (!w.heads.classifier) FRESHET_RETURN_IF_ERROR(writer.write(states));
+  std::vector<float> result = head.run(pool.result());
+  if (head.normalize) normalize_vector(result);
+  return writer.write(result);
+}
+
+Status eval_logits(const Options& o, Context& context) {
+  FRESHET_ASSIGN_OR_RETURN(const Wanted w, read_wanted(o));
+  const bool whole = !w.spec.generates;
+  FRESHET_ASSIGN_OR_RETURN(const auto session, open(o, {.sequences = 1,
+                                                        .context = w.longest,
+                                                        .batch = whole ? w.longest : kRows,
+                                                        .logit_rows = kRows,
+                                                        .states = whole}));
+  FRESHET_ASSIGN_OR_RETURN(auto writer, eval::SafetensorsWriter::create(o.output, w.entries()));
   const Interrupts::Handler on_interrupt(context.interrupts, [] {});
   ProgressLine progress;
   int64_t done = 0;
-  for (const auto& ids : lists) {
-    FRESHET_RETURN_IF_ERROR(
-        eval::each_logits(*session, ids, [&](int64_t, std::span<const float> row) -> Status {
-          if (context.interrupts.requested()) return cancelled("interrupted");
-          progress.update("computing logits",
-                          static_cast<double>(++done) / static_cast<double>(tokens));
-          return writer.write(row);
-        }));
+  const auto advance = [&](int64_t tokens) -> Status {
+    if (context.interrupts.requested()) return cancelled("interrupted");
+    done += tokens;
+    progress.update(whole ? "computing states" : "computing logits",
+                    static_cast<double>(done) / static_cast<double>(w.tokens));
+    return {};
+  };
+  for (const ModelInput& input : w.inputs) {
+    if (whole) {
+      FRESHET_RETURN_IF_ERROR(write_states(*session, w, input, writer));
+      FRESHET_RETURN_IF_ERROR(advance(std::ssize(input.ids)));
+      continue;
+    }
+    FRESHET_RETURN_IF_ERROR(eval::each_logits(*session, input.ids, encoder_input(input),
+                                              [&](int64_t, std::span<const float> row) -> Status {
+                                                const Status advanced = advance(1);
+                                                return advanced.ok() ? writer.write(row) : advanced;
+                                              }));
   }
   progress.clear();
   FRESHET_RETURN_IF_ERROR(writer.close());
   if (o.json) {
     json::Object result;
-    result["sequences"] = lists.size();
-    result["tokens"] = tokens;
-    result["vocab_size"] = spec.vocab_size;
+    result["sequences"] = w.inputs.size();
+    result["tokens"] = w.tokens;
+    result["vocab_size"] = w.spec.vocab_size;
     result["output"] = o.output;
     context.out.write(json::write(json::Value(std::move(result))) + "\n");
   }
@@ -142,18 +254,23 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
   c->require_subcommand(1);
 
   auto l = std::make_shared<eval_command::Options>();
-  CLI::App* logits = c->add_subcommand("logits", "Write the logits at every position of id lists");
+  CLI::App* logits =
+      c->add_subcommand("logits", "Write what a model computes for lists of token ids");
   logits->add_option("model", l->model, "Model folder, .gguf file or name")->required();
-  logits->add_option("--ids", l->input, "A JSON file with a list of lists of token ids")
-      ->required();
+  logits->add_option("--ids", l->input, "A JSON file with a list of lists of token ids");
+  logits->add_option("--inputs", l->inputs,
+                     "A .safetensors file with ids_i and, for encoders, token_type_ids_i");
   logits
-      ->add_option("-o,--output", l->output,
-                   "The .safetensors file to write: logits_i [tokens, vocabulary], F32")
+      ->add_option(
+          "-o,--output", l->output,
+          "The .safetensors file to write, F32: logits_i [tokens, vocabulary]; of encoders "
+          "hidden_i [tokens, features] and embedding_i; of classifiers score_i")
       ->required();
   logits->add_flag("--json", l->json, "Print what was written as JSON");
   add_compute_options(*logits, l->run);
   add_examples(*logits,
-               "  freshet eval logits model/ --ids ids.json -o logits.safetensors --reference");
+               "  freshet eval logits model/ --ids ids.json -o logits.safetensors --reference\n"
+               "  freshet eval logits bert/ --inputs texts.safetensors -o states.safetensors");
   logits->callback(
       [l, &context, &action] { action = [l, &context] { return eval_logits(*l, context); }; });
 
@@ -178,6 +295,7 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
   perplexity->callback(
       [p, &context, &action] { action = [p, &context] { return eval_perplexity(*p, context); }; });
   add_eval_compare(*c, context, action);
+  add_eval_kv(*c, context, action);
   add_eval_quant(*c, context, action);
   add_eval_tasks(*c, context, action);
   add_eval_speculation(*c, context, action);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/nearest.h"
+#include "ops/kv_type.h"
 
 namespace freshet::cli {
 namespace {
@@ -14,6 +15,7 @@ constexpr auto kSame = ForeignKind::kSame;
 constexpr auto kFlag = ForeignKind::kFlag;
 constexpr auto kText = ForeignKind::kText;
 constexpr auto kAlways = ForeignKind::kAlways;
+constexpr auto kCache = ForeignKind::kCache;
 constexpr auto kHint = ForeignKind::kHint;
 
 // Names with underscores are not listed: vLLM and we read them as names with dashes.
@@ -28,8 +30,8 @@ constexpr ForeignOption kForeign[] = {
      "1", "a model runs on one device: --device cuda:N"},
     {"-fa,--flash-attn", kAlways, "on,auto,1,true", "attention is always fused"},
     {"-tb,--threads-batch", kHint, "", "-t sets the threads of prompts and of generation"},
-    {"-ctk,--cache-type-k,-ctv,--cache-type-v", kHint, "",
-     "--kv-cache-dtype sets the type of keys and values together"},
+    {"-ctk,--cache-type-k", kCache, "--kv-cache-dtype", ""},
+    {"-ctv,--cache-type-v", kCache, "--kv-cache-dtype", ""},
     {"--dtype", kAlways, "auto",
      "the weights keep the format of their file; freshet convert --type writes another, and "
      "--reference computes in F32"},
@@ -163,6 +165,7 @@ class Translator {
   Status option(std::string argument);
   Status foreign(const std::string& name, const ForeignOption& f, std::optional<std::string> value);
   Status gpu_layers(const std::string& name, std::optional<std::string> value);
+  Status cache_type();
   Status unknown(const std::string& name) const;
   bool short_options(const std::string& argument);
   bool has(const std::string& name) const { return command_->get_option_no_throw(name) != nullptr; }
@@ -179,6 +182,7 @@ class Translator {
   // would swallow a text at the end.
   size_t last_word_ = 0;
   std::vector<std::string> texts_;
+  std::optional<std::string> keys_, values_;  // llama.cpp's types of the cache
 };
 
 bool Translator::enter(const std::string& word) {
@@ -213,6 +217,18 @@ Status Translator::gpu_layers(const std::string& name, std::optional<std::string
       name, *value, name, name);
 }
 
+// What was not given is f16, as in llama.cpp.
+Status Translator::cache_type() {
+  if (!keys_ && !values_) return {};
+  FRESHET_ASSIGN_OR_RETURN(
+      const ops::KvType type,
+      ops::kv_type_by_llama_names(keys_.value_or("f16"), values_.value_or("f16")));
+  out_.insert(out_.begin() + static_cast<std::ptrdiff_t>(last_word_),
+              fmt::format("--kv-cache-dtype={}", ops::name_of(type)));
+  ++last_word_;
+  return {};
+}
+
 Status Translator::foreign(const std::string& name, const ForeignOption& f,
                            std::optional<std::string> value) {
   switch (f.kind) {
@@ -242,6 +258,11 @@ Status Translator::foreign(const std::string& name, const ForeignOption& f,
       FRESHET_RETURN_IF_ERROR(take(name, value));
       if (in_list(f.ours, *value)) return {};
       return invalid_argument("{} {}: {}", name, *value, f.says);
+    case kCache:
+      if (!has(f.ours)) return unknown(name);
+      FRESHET_RETURN_IF_ERROR(take(name, value));
+      (in_list(f.names, "-ctk") ? keys_ : values_) = std::move(*value);
+      return {};
     case kHint:
       return invalid_argument("unknown option {}: {}", name, f.says);
   }
@@ -339,6 +360,7 @@ Result<std::vector<std::string>> Translator::run() {
     out_.push_back(argument);
     last_word_ = out_.size();
   }
+  FRESHET_RETURN_IF_ERROR(cache_type());
   out_.insert(out_.begin() + static_cast<std::ptrdiff_t>(last_word_), texts_.begin(), texts_.end());
   return std::move(out_);
 }

@@ -21,6 +21,7 @@ enum class ForeignKind {
   kFlag,    // takes no value; `ours` replaces it, e.g. "--log-stats-interval=0"
   kText,    // takes a value, which becomes the last positional argument
   kAlways,  // takes one of the values `ours`, or none if that is empty, and has no effect
+  kCache,   // llama.cpp's type of keys or of values, which together are a --kv-cache-dtype
   kHint,    // an error: `says` tells what to use here
 };
 

@@ -13,6 +13,7 @@
 #include "layers/branch_kinds.h"
 #include "layers/model.h"
 #include "loader/checkpoint.h"
+#include "models/nearest.h"
 #include "models/quantization_config.h"
 #include "models/registry.h"
 #include "runtime/loaded_model.h"
@@ -31,7 +32,7 @@ struct Options {
   bool metadata = false;
   bool architectures = false;
   RunOptions run;
-  ops::KvType kv_type = ops::KvType::kF16;  // parsed from run.kv_cache_dtype
+  KvTypes kv_types;  // parsed from run.kv_cache_dtype
 };
 
 struct FormatTotal {
@@ -95,11 +96,8 @@ std::vector<std::pair<std::string, std::vector<int>>> layer_kinds(const ModelSpe
   return kinds;
 }
 
-size_t kv_bytes_per_token(const ModelSpec& spec, ops::KvType type) {
-  size_t bytes = 0;
-  for (const ops::KvShape& s : kv_cache_spec(spec, type).layers)
-    bytes += s.block_bytes() / ops::kBlockTokens;
-  return bytes;
+size_t kv_bytes_per_token(const ModelSpec& spec, const KvTypes& types) {
+  return kv_cache_spec(spec, types).bytes_per_token();
 }
 
 int64_t numbers_of(const Checkpoint& checkpoint) {
@@ -185,8 +183,10 @@ void print_text(const Options& o, const Checkpoint& c, const ModelSpec& spec,
                 static_cast<double>(std::max<int64_t>(1, numbers)));
   out.print("vocabulary    {}, hidden size {}, context {}{}\n", spec.vocab_size, spec.hidden_size,
             spec.max_context, spec.tied_embeddings ? ", tied embeddings" : "");
-  out.print("cache         {} per token in {}\n", format_bytes(kv_bytes_per_token(spec, o.kv_type)),
-            ops::name_of(o.kv_type));
+  out.print("cache         {} per token in {}\n",
+            format_bytes(kv_bytes_per_token(spec, o.kv_types)), o.kv_types.describe());
+  if (const size_t state = kv_cache_spec(spec, o.kv_types).state_bytes(); state > 0)
+    out.print("state         {} per sequence\n", format_bytes(state));
   out.print("layers        {}\n", spec.layers.size());
   for (const auto& [text, layers] : layer_kinds(spec))
     out.print("  {:11} {}\n", ranges(layers), text);
@@ -258,8 +258,9 @@ json::Value to_json(const Options& o, const Checkpoint& c, const ModelSpec& spec
   j["tied_embeddings"] = spec.tied_embeddings;
   if (json::Object made = quantization_of(c); !made.empty()) j["quantization"] = std::move(made);
   j["kv_bytes_per_token_f16"] = kv_bytes_per_token(spec, ops::KvType::kF16);
-  j["kv_cache_dtype"] = ops::name_of(o.kv_type);
-  j["kv_bytes_per_token"] = kv_bytes_per_token(spec, o.kv_type);
+  j["kv_cache_dtype"] = ops::name_of(o.kv_types.type);
+  j["kv_bytes_per_token"] = kv_bytes_per_token(spec, o.kv_types);
+  j["state_bytes_per_sequence"] = kv_cache_spec(spec, o.kv_types).state_bytes();
   json::Array layers, formats, tensors, kernels;
   for (const LayerSpec& layer : spec.layers) layers.emplace_back(layer_json(layer));
   for (const auto& [name, f] : formats_of(c)) {
@@ -318,11 +319,11 @@ json::Value metadata_json(const Checkpoint& c) {
 
 // Fails if the model cannot run on the device, as loading it for a request would.
 Result<std::unique_ptr<runtime::LoadedModel>> load(const runtime::LoadOptions& options,
-                                                   ops::KvType type) {
+                                                   const KvTypes& types) {
   FRESHET_ASSIGN_OR_RETURN(auto compute, runtime::Compute::open(options));
   FRESHET_ASSIGN_OR_RETURN(auto loaded, runtime::LoadedModel::load(std::move(compute), options));
   FRESHET_RETURN_IF_ERROR(
-      runtime::check_cache(loaded->compute(), kv_cache_spec(loaded->spec(), type)));
+      runtime::check_cache(loaded->compute(), kv_cache_spec(loaded->spec(), types)));
   FRESHET_RETURN_IF_ERROR(loaded->reserve({.tokens = 1, .logit_rows = 1, .context = 1}));
   return loaded;
 }
@@ -338,13 +339,24 @@ void print_architectures(const Options& o, Output& out) {
   for (const std::string& name : names) out.write(name + "\n");
 }
 
+// The error for an unknown architecture says which known one is nearest.
+Result<ModelSpec> spec_or_nearest(const Checkpoint& checkpoint) {
+  Result<ModelSpec> spec = read_spec(checkpoint);
+  if (spec.ok() || spec.status().code() != StatusCode::kUnsupported) return spec;
+  FRESHET_ASSIGN_OR_RETURN(const json::Value config, models::config_of(checkpoint));
+  if (models::find_architecture(config).ok()) return spec;
+  const std::string nearest = models::nearest_architecture(checkpoint);
+  if (nearest.empty()) return spec;
+  return unsupported("{}; {}", spec.status().message(), nearest);
+}
+
 Status inspect(Options o, Output& out) {
   if (o.architectures) {
     print_architectures(o, out);
     return {};
   }
   if (o.run.kv_cache_dtype != "auto") {
-    FRESHET_ASSIGN_OR_RETURN(o.kv_type, ops::kv_type_by_name(o.run.kv_cache_dtype));
+    FRESHET_ASSIGN_OR_RETURN(o.kv_types, ops::kv_type_by_name(o.run.kv_cache_dtype));
   }
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
   FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(path));
@@ -352,8 +364,10 @@ Status inspect(Options o, Output& out) {
     out.write(json::write(metadata_json(checkpoint), {.indent = 2}) + "\n");
     return {};
   }
-  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, spec_or_nearest(checkpoint));
   FRESHET_RETURN_IF_ERROR(models::check_weights_present(checkpoint).with_context(o.model));
+  FRESHET_ASSIGN_OR_RETURN(o.kv_types, runtime::kv_types(o.kv_types.type, ops::KvType::kF16,
+                                                         o.run.kv_cache_skip_layers, spec));
   std::vector<Model::WeightInfo> weights;
   if (o.kernels) {
     ProgressLine progress;
@@ -363,7 +377,7 @@ Status inspect(Options o, Output& out) {
     };
     FRESHET_ASSIGN_OR_RETURN(const auto loaded,
                              open_on_device(o.run, progress, s, [&](const auto& settings) {
-                               return load(settings, o.kv_type);
+                               return load(settings, o.kv_types);
                              }));
     weights = loaded->model().weights();
   }

@@ -221,14 +221,15 @@ Status print_memory(const std::string& path, Output& out) {
   FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(path));
   out.print("weights       {}\n", amount(static_cast<int64_t>(checkpoint.total_bytes())));
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
-  int64_t per_token = 0;
-  for (const ops::KvShape& s : kv_cache_spec(spec, ops::KvType::kF16).layers)
-    per_token += static_cast<int64_t>(s.block_bytes() / ops::kBlockTokens);
+  const KvCacheSpec cache = kv_cache_spec(spec, ops::KvType::kF16);
+  const auto per_token = static_cast<int64_t>(cache.bytes_per_token());
   out.print("architecture  {}, context {}\n", spec.architecture, spec.max_context);
   constexpr int64_t kShown = 4096;
   const int64_t tokens = std::min<int64_t>(kShown, spec.max_context);
   out.print("memory        about {} with {} tokens of context in F16\n",
-            amount(static_cast<int64_t>(checkpoint.total_bytes()) + tokens * per_token), tokens);
+            amount(static_cast<int64_t>(checkpoint.total_bytes()) + tokens * per_token +
+                   static_cast<int64_t>(cache.state_bytes())),
+            tokens);
   return {};
 }
 

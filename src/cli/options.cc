@@ -37,9 +37,15 @@ void add_compute_options(CLI::App& c, RunOptions& o) {
                "Use this kernel wherever it applies, e.g. matmul=q4_0.avx2 or, on a GPU, "
                "matmul=q_sm90_m1_8 (may be repeated)")
       ->group(kRareGroup);
-  c.add_option("--kv-cache-dtype", o.kv_cache_dtype,
-               "Type of keys and values: auto, f32, f16, bf16, fp8, int8")
+  c.add_option(
+       "--kv-cache-dtype", o.kv_cache_dtype,
+       "Type of keys and values: auto, f32, f16, bf16, fp8, int8, int4 (rotated), k8v4 (keys "
+       "in int8, values in int4)")
       ->capture_default_str()
+      ->group(kRareGroup);
+  c.add_option("--kv-cache-dtype-skip-layers", o.kv_cache_skip_layers,
+               "Layers (0,1,...) whose keys and values stay in the type of auto")
+      ->delimiter(',')
       ->group(kRareGroup);
   c.add_option("--weight-cache-dir", o.weight_cache_dir,
                "Folder for packed weights, which later starts map into memory (default: none)")
@@ -147,6 +153,7 @@ eval::SessionOptions session_options(const RunOptions& o, const std::string& pat
   s.force_kernels = o.force_kernels;
   s.weight_cache_dir = weight_cache_of(o, path);
   s.kv_cache_dtype = o.kv_cache_dtype;
+  s.kv_cache_skip_layers = o.kv_cache_skip_layers;
   return s;
 }
 
@@ -162,6 +169,7 @@ Result<EngineOptions> engine_options(const RunOptions& o, const std::string& pat
   e.force_kernels = o.force_kernels;
   e.weight_cache_dir = weight_cache_of(o, path);
   e.kv_cache_dtype = o.kv_cache_dtype;
+  e.kv_cache_skip_layers = o.kv_cache_skip_layers;
   e.kv_eviction = o.kv_eviction;
   e.max_model_len = o.max_model_len;
   if (!o.kv_cache_memory.empty()) {

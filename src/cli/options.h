@@ -25,6 +25,7 @@ struct RunOptions {
   std::vector<std::string> force_kernels;
   std::string weight_cache_dir;
   std::string kv_cache_dtype = "auto";
+  std::vector<int> kv_cache_skip_layers;
   std::string kv_eviction;
   std::string kv_cache_memory;  // "512M"
   int max_model_len = 0;

@@ -9,6 +9,7 @@
 #include "cli/chat_prompt.h"
 #include "cli/command.h"
 #include "cli/generation.h"
+#include "cli/model_inputs.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
 #include "cli/prompts.h"
@@ -22,6 +23,7 @@ struct Options {
   std::vector<std::string> words;  // positional: [MODEL] [PROMPT]
   std::string file;
   std::string ids_file;
+  std::string inputs_file;
   bool chat = false;
   bool raw = false;
   bool plain = false;
@@ -51,10 +53,14 @@ struct What {
   bool is_default() const { return model.empty() || model == "default"; }
 };
 
+bool gives_ids(const Options& o) {
+  return !o.ids_file.empty() || !o.inputs_file.empty();
+}
+
 Result<What> understand(const Options& o) {
   What what{o.model, std::nullopt};
   std::vector<std::string> words = o.words;
-  const bool elsewhere = !o.file.empty() || !o.ids_file.empty();
+  const bool elsewhere = !o.file.empty() || gives_ids(o);
   if (what.model.empty() && !words.empty() &&
       (words.size() > 1 || elsewhere || looks_like_model(words.front()))) {
     what.model = words.front();
@@ -63,7 +69,10 @@ Result<What> understand(const Options& o) {
   if (words.size() > 1)
     return invalid_argument("more than one prompt: put it in quotes, or use --file");
   if (!words.empty()) what.prompt = words.front();
-  if (what.prompt && elsewhere) return invalid_argument("give either a prompt or --file or --ids");
+  if (what.prompt && elsewhere)
+    return invalid_argument("give either a prompt or --file or --ids or --inputs");
+  if (!o.ids_file.empty() && !o.inputs_file.empty())
+    return invalid_argument("give either --ids or --inputs");
   return what;
 }
 
@@ -179,6 +188,11 @@ Result<std::optional<ChatPrompt>> Runner::chosen_template() const {
 Status Runner::add_prompts(const What& what) {
   if (!o_.ids_file.empty()) {
     FRESHET_ASSIGN_OR_RETURN(prompts_, read_ids(o_.ids_file));
+    return {};
+  }
+  if (!o_.inputs_file.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(std::vector<ModelInput> inputs, read_model_inputs(o_.inputs_file));
+    for (ModelInput& input : inputs) prompts_.push_back(std::move(input.ids));
     return {};
   }
   FRESHET_RETURN_IF_ERROR(read_texts(what));
@@ -330,7 +344,7 @@ Status Runner::run() {
 Result<SamplingParams> params_of(const Options& o, const What& what,
                                  const std::string& model_path) {
   SamplingOptions sampling = o.sampling;
-  const bool ids = !o.ids_file.empty();  // then only options that were given count
+  const bool ids = gives_ids(o);  // then only options that were given count
   if (ids && sampling.command->count("--generation-config") == 0)
     sampling.generation_config = "none";
   if (what.is_default() && !ids) {
@@ -358,9 +372,9 @@ Status run(const Options& o, Context& context) {
     return invalid_argument(
         "--raw continues the text as it is: leave out --chat, --system and --chat-template");
   }
-  if (!o.ids_file.empty() && asks_for_chat) {
+  if (gives_ids(o) && asks_for_chat) {
     return invalid_argument(
-        "--ids are taken as they are: leave out --chat, --system and --chat-template");
+        "--ids and --inputs are taken as they are: leave out --chat, --system and --chat-template");
   }
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(what.model));
   FRESHET_ASSIGN_OR_RETURN(SamplingParams params, params_of(o, what, path));
@@ -388,8 +402,10 @@ void add_run(CLI::App& program, Context& context, Action& action) {
                 "A file with one prompt per line, run in parallel; -: standard input");
   c->add_option("--ids", o->ids_file,
                 "A JSON file with prompts as a list of lists of token ids (implies --ignore-eos)");
+  c->add_option("--inputs", o->inputs_file,
+                "A .safetensors file with prompts as tensors ids_i (implies --ignore-eos)");
   c->add_flag("--stop-at-eos", o->stop_at_eos,
-              "With --ids: stop at an end-of-text token (default: ignore it)");
+              "With --ids or --inputs: stop at an end-of-text token (default: ignore it)");
   c->add_flag("--raw", o->raw,
               "Continue the prompt as it is (default: only if the model has no chat template)");
   c->add_flag("--chat", o->chat,

@@ -118,6 +118,8 @@ Result<EngineOptions> serving_options(const Options& o, const std::string& path)
   e.max_num_seqs = o.engine.max_num_seqs;
   e.max_num_batched_tokens = o.engine.max_num_batched_tokens;
   e.enable_prefix_caching = o.prefix_caching;
+  e.state_checkpoint_interval = o.engine.state_checkpoint_interval;
+  e.state_checkpoint_share = o.engine.state_checkpoint_share;
   if (o.kv_cache_metrics) e.kv_cache_metrics_sample = o.engine.kv_cache_metrics_sample;
   e.max_num_queued_reqs = o.engine.max_num_queued_reqs;
   e.max_num_queued_tokens = o.engine.max_num_queued_tokens;
@@ -266,11 +268,16 @@ void add_http_options(CLI::App& command, Options& o) {
       .add_option_function<std::string>(
           "--pooling",
           [&o](const std::string& s) {
-            o.app.pooling = s == "mean" ? Pooling::kMean : Pooling::kLast;
+            o.app.pooling = s == "mean"   ? Pooling::kMean
+                            : s == "cls"  ? Pooling::kFirst
+                            : s == "max"  ? Pooling::kMax
+                            : s == "last" ? Pooling::kLast
+                                          : Pooling::kModel;
           },
-          "Embeddings: the hidden state of the last token, or the mean of all tokens")
-      ->check(CLI::IsMember({"last", "mean"}))
-      ->default_str("last")
+          "Embeddings: the hidden state of the first or last token, or the mean or maximum of all "
+          "tokens; auto: as the model's files say")
+      ->check(CLI::IsMember({"auto", "cls", "last", "max", "mean"}))
+      ->default_str("auto")
       ->group("Server");
   command
       .add_flag("--disable-access-log", o.no_access_log,
@@ -358,6 +365,18 @@ void add_scheduler_options(CLI::App& command, Options& o) {
   command
       .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", o.prefix_caching,
                 "Reuse cached prefixes between requests (default: on)")
+      ->group("Scheduler");
+  command
+      .add_option("--mamba-checkpoint-interval,--mamba-track-interval", e.state_checkpoint_interval,
+                  "Models with states (Mamba, linear attention): tokens between cached states")
+      ->capture_default_str()
+      ->check(CLI::Range(16, 1 << 20))
+      ->group("Scheduler");
+  command
+      .add_option("--mamba-checkpoint-share", e.state_checkpoint_share,
+                  "Share of the cache that is planned for cached states")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 0.9))
       ->group("Scheduler");
   command.add_option("--batching", e.batching, "continuous, static or dynamic")
       ->capture_default_str()

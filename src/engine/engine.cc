@@ -12,6 +12,7 @@
 #include "engine/plan.h"
 #include "engine/retention.h"
 #include "engine/step_loop.h"
+#include "models/pooled_heads.h"
 #include "runtime/loaded_model.h"
 #include "speculative/draft_runner.h"
 #include "speculative/length_controller.h"
@@ -28,6 +29,7 @@ struct Engine::Impl {
   bool has_tokenizer = false;
   engine::MemoryPlan plan;
   CacheInfo cache;
+  PooledHeads heads;
   std::optional<speculative::Config> speculation;
   std::unique_ptr<speculative::Drafter> drafter;
   std::unique_ptr<speculative::LengthController> lengths;
@@ -81,6 +83,36 @@ std::vector<int32_t> end_ids(const Checkpoint& checkpoint, const Vocabulary& voc
   return ids;
 }
 
+// What the decoder of an encoder-decoder begins with.
+std::vector<int32_t> decoder_start(const Checkpoint& checkpoint) {
+  std::vector<int32_t> ids;
+  for (const char* key : {"decoder_start_token_id", "forced_bos_token_id"}) {
+    const json::Value& generation = checkpoint.generation_config();
+    const json::Value* id = generation.is_object() ? generation.find(key) : nullptr;
+    if (id == nullptr) id = checkpoint.config().find(key);
+    const auto value = id != nullptr && id->is_number() ? id->as_int64() : std::nullopt;
+    if (value && *value >= 0 && *value <= INT32_MAX) ids.push_back(static_cast<int32_t>(*value));
+  }
+  if (ids.empty()) ids.push_back(0);
+  return ids;
+}
+
+Result<std::optional<speculative::Config>> read_speculation(const EngineOptions& options,
+                                                            const ModelSpec& spec) {
+  if (options.speculative_config.empty()) return std::optional<speculative::Config>();
+  if (spec.encoder != nullptr) {
+    return invalid_argument("--speculative-config is for decoders: {} is an encoder-decoder",
+                            spec.architecture);
+  }
+  if (!spec.generates) {
+    return invalid_argument("--speculative-config is for models that write text: {} does not",
+                            spec.architecture);
+  }
+  FRESHET_ASSIGN_OR_RETURN(speculative::Config config,
+                           speculative::parse_config(options.speculative_config));
+  return std::optional(std::move(config));
+}
+
 runtime::LoadOptions load_options(const EngineOptions& options) {
   runtime::LoadOptions o;
   o.threads = options.threads;
@@ -120,12 +152,29 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
   return bytes;
 }
 
+struct CacheLayout {
+  KvTypes types;
+  KvCacheSpec kv;
+  engine::UsualRetention retention;
+};
+
+Result<CacheLayout> cache_layout(const EngineOptions& options, const runtime::Compute& compute,
+                                 const ModelSpec& spec) {
+  CacheLayout layout;
+  FRESHET_ASSIGN_OR_RETURN(layout.types, runtime::kv_types(compute, options.kv_cache_dtype,
+                                                           options.kv_cache_skip_layers, spec));
+  layout.kv = kv_cache_spec(spec, layout.types);
+  FRESHET_ASSIGN_OR_RETURN(
+      layout.retention, engine::usual_retention(options, compute.device() != nullptr, layout.kv));
+  return layout;
+}
+
 Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
                                const ModelSpec& spec, const speculative::Config* speculation,
-                               const KvCacheSpec& kv, int32_t max_slots,
-                               runtime::Compute& compute) {
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(options.kv_cache_dtype));
+                               const CacheLayout& layout, runtime::Compute& compute) {
+  const ops::KvType type = layout.types.type;
   PlanRequest r;
+  r.one_step = reads_both_ways(spec);
   speculative::DrafterCost drafter;
   if (speculation != nullptr) {
     const auto cost = speculative::find_method(speculation->method)->cost;
@@ -141,10 +190,18 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   if (spec.learned_positions > 0) {
     r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);
   }
-  r.vocab_size = spec.vocab_size;
+  r.vocab_size = spec.generates ? spec.vocab_size : 0;
   r.hidden_size = spec.hidden_size;
-  r.kv = kv;
-  r.max_slots = max_slots;
+  r.kv = layout.kv;
+  r.max_slots = layout.retention.max_slots;
+  r.checkpoint_share = options.enable_prefix_caching ? options.state_checkpoint_share : 0.0;
+  if (speculation != nullptr) r.state_slots = 1 + speculation->limit();
+  if (speculation != nullptr && speculation->tree.wanted() && r.kv.state_group() >= 0) {
+    return unsupported(
+        "draft trees need a model without states: {} has state-space or "
+        "linear-attention layers; ask for a chain of drafts",
+        spec.architecture);
+  }
   r.available = engine::available_memory();
   FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
   if (const ops::Device* device = compute.device()) {
@@ -182,11 +239,13 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
                                         compute.device_name(), why.message()));
 }
 
-Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const MemoryPlan& plan) {
+// `whole`: a prompt is one step, and its keys and values are of no use to another.
+Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const MemoryPlan& plan,
+                                             bool whole) {
   engine::StepLoopOptions l;
   l.scheduler.max_num_seqs = plan.max_num_seqs;
   l.scheduler.max_num_batched_tokens = plan.max_num_batched_tokens;
-  l.scheduler.max_chunk = o.max_prefill_chunk;
+  l.scheduler.max_chunk = whole ? 0 : o.max_prefill_chunk;
   l.scheduler.max_logit_rows = plan.max_logit_rows;
   l.scheduler.max_model_len = plan.max_model_len;
   l.scheduler.ageing_us = o.priority_ageing_ms * 1000;
@@ -200,8 +259,18 @@ Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const Memor
                                                     o.preferred_batch_sizes.end());
   l.scheduler.batching.instances = o.instances;
   FRESHET_RETURN_IF_ERROR(scheduler::make_batching_policy(l.scheduler.batching).status());
+  if (o.state_checkpoint_interval < ops::kBlockTokens) {
+    return invalid_argument("state_checkpoint_interval is {}: must be {} or more",
+                            o.state_checkpoint_interval, ops::kBlockTokens);
+  }
+  if (!(o.state_checkpoint_share >= 0.0 && o.state_checkpoint_share <= 0.9)) {
+    return invalid_argument("state_checkpoint_share is {}: must be between 0 and 0.9",
+                            o.state_checkpoint_share);
+  }
+  l.scheduler.checkpoint_interval = o.state_checkpoint_interval;
+  l.scheduler.kept_checkpoints = plan.checkpoints;
   l.blocks = plan.blocks;
-  l.share_prefixes = o.enable_prefix_caching;
+  l.share_prefixes = o.enable_prefix_caching && !whole;
   l.timed_share = o.kv_cache_metrics_sample;
   l.max_queued_requests = o.max_num_queued_reqs;
   l.max_queued_tokens = o.max_num_queued_tokens;
@@ -232,14 +301,15 @@ CacheInfo describe_cache(const EngineOptions& o, const MemoryPlan& plan) {
   info.block_tokens = ops::kBlockTokens;
   // Groups with a window hold fewer blocks per sequence, so they say little about capacity.
   size_t told = 0;
-  for (size_t g = 0; g < plan.windows.size(); ++g) {
-    info.sliding_window = std::max(info.sliding_window, plan.windows[g]);
-    if (plan.windows[g] == 0) told = g;
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    if (plan.groups[g].kind != KvKind::kTokens) continue;
+    info.sliding_window = std::max(info.sliding_window, plan.groups[g].window);
+    if (plan.groups[g].window == 0) told = g;
   }
   info.blocks = plan.blocks.empty() ? 0 : plan.blocks[told];
   info.tokens = info.blocks * ops::kBlockTokens;
   info.bytes = plan.kv_bytes();
-  info.type = plan.kv_type;
+  info.type = plan.kv_types.empty() ? "" : plan.kv_types[told];
   info.prefix_caching = o.enable_prefix_caching;
   info.timed = o.kv_cache_metrics_sample > 0.0;
   info.gpu_memory_utilization = o.gpu_memory_utilization;
@@ -288,32 +358,33 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
   const runtime::LoadOptions loading = load_options(options);
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(loading));
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute->kv_type(options.kv_cache_dtype));
-  if (!options.speculative_config.empty()) {
-    FRESHET_ASSIGN_OR_RETURN(impl->speculation,
-                             speculative::parse_config(options.speculative_config));
-  }
+  FRESHET_ASSIGN_OR_RETURN(const CacheLayout layout, cache_layout(options, *compute, spec));
+  FRESHET_ASSIGN_OR_RETURN(impl->speculation, read_speculation(options, spec));
   const speculative::Config* const speculation = impl->speculation ? &*impl->speculation : nullptr;
-  KvCacheSpec kv = kv_cache_spec(spec, type);
-  FRESHET_ASSIGN_OR_RETURN(const engine::UsualRetention usual,
-                           engine::usual_retention(options, compute->device() != nullptr, kv));
-  FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, speculation, kv,
-                                                   usual.max_slots, *compute));
+  FRESHET_ASSIGN_OR_RETURN(impl->plan,
+                           plan_memory(options, checkpoint, spec, speculation, layout, *compute));
   const MemoryPlan& plan = impl->plan;
-  FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan));
-  l.retention = usual.policy;
-  l.scheduler.max_slots = usual.max_slots;
+  FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l,
+                           loop_options(options, plan, reads_both_ways(spec)));
+  if (spec.encoder != nullptr) {
+    // Keys and values of the decoder's tokens depend on what the encoder has read.
+    l.share_prefixes = false;
+    l.decoder_start = decoder_start(checkpoint);
+  }
+  l.retention = layout.retention.policy;
+  l.scheduler.max_slots = layout.retention.max_slots;
   impl->cache = describe_cache(options, plan);
+  impl->cache.prefix_caching = l.share_prefixes;
 
   auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
   FRESHET_ASSIGN_OR_RETURN(impl->loaded, runtime::LoadedModel::load(compute, checkpoint, loading));
   if (speculation != nullptr) {
     progress("loading the drafter", 0.0);
-    FRESHET_ASSIGN_OR_RETURN(
-        impl->drafter, speculative::find_method(speculation->method)
-                           ->make({*speculation, loading, checkpoint, *impl->loaded, compute, type,
-                                   plan.max_model_len, plan.max_num_seqs,
-                                   plan.max_num_batched_tokens, plan.cache_tokens()}));
+    FRESHET_ASSIGN_OR_RETURN(impl->drafter,
+                             speculative::find_method(speculation->method)
+                                 ->make({*speculation, loading, checkpoint, *impl->loaded, compute,
+                                         layout.types.type, plan.max_model_len, plan.max_num_seqs,
+                                         plan.max_num_batched_tokens, plan.cache_tokens()}));
     FRESHET_RETURN_IF_ERROR(impl->loaded->model().capture(impl->drafter->needs().boundaries));
     l.drafter = impl->drafter.get();
     l.max_drafts = speculation->limit();
@@ -323,7 +394,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   }
   FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
       {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));
-  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(kv, plan.blocks));
+  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(layout.kv, plan.blocks));
   if (speculation != nullptr) {
     progress("measuring the model's steps", 0.0);
     FRESHET_ASSIGN_OR_RETURN(impl->lengths, make_lengths(*speculation, plan, *impl->loaded, cache));
@@ -333,6 +404,8 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(Vocabulary words, vocabulary.get());
 
   l.eos = end_ids(checkpoint, words, spec.vocab_size);
+  FRESHET_ASSIGN_OR_RETURN(l.heads, models::read_pooled_heads(checkpoint, spec));
+  impl->heads = l.heads;
   impl->tokenizer.emplace(std::move(words.tokenizer));
   impl->has_tokenizer = words.real;
   FRESHET_ASSIGN_OR_RETURN(
@@ -387,6 +460,9 @@ bool Engine::has_tokenizer() const {
 }
 const Model& Engine::model() const {
   return impl_->loaded->model();
+}
+const PooledHeads& Engine::heads() const {
+  return impl_->heads;
 }
 int Engine::max_model_len() const {
   return impl_->plan.max_model_len;

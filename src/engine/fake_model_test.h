@@ -36,7 +36,7 @@ class FakeModel final : public Model {
       shape.kv_heads = 1;
       shape.key_dim = 1;
       shape.value_dim = 1;
-      kv.layers.push_back(shape);
+      kv.layers.push_back({shape});
       kv.groups.push_back({windows_[i], {static_cast<int>(i)}});
     }
     return kv;

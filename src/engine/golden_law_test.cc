@@ -1,6 +1,6 @@
 // The law of the batch on every architecture: a request's tokens and log-probabilities are the
 // same, bit for bit, alone, in a batch of 64, with a cached prefix, in chunks and after preemption,
-// greedy and sampled; on some with keys and values of one byte. With FRESHET_EXTRA_DATA also on the
+// greedy and sampled; on some with small keys and values. With FRESHET_EXTRA_DATA also on the
 // trained models there (models/).
 #include <algorithm>
 #include <bit>
@@ -50,8 +50,13 @@ std::vector<std::string> models() {
     if (!extra.empty() && std::filesystem::is_directory(path)) found.push_back(path);
   }
   std::ranges::sort(found);
-  for (const char* one_byte : {"llama+int8", "gpt-oss+int8", "deepseek-v3+int8", "gemma2+fp8"}) {
-    found.push_back(golden + "/" + one_byte);
+  for (const char* small : {"llama+int8", "gpt-oss+int8", "deepseek-v3+int8", "gemma2+fp8",
+                            "llama+int4", "gpt-oss+k8v4", "gemma2+int4"}) {
+    found.push_back(golden + "/" + small);
+  }
+  // Attention in chunks and everywhere; experts chosen one by one.
+  for (const char* seeded : {"llama4-text", "phimoe"}) {
+    found.push_back(FRESHET_UNPACKED_DATA "/seeded/" + std::string(seeded));
   }
   return found;
 }

@@ -28,7 +28,8 @@ std::unique_ptr<LiveRequest> make_live_request(uint64_t id, Request request,
   const auto prompt = static_cast<int>(request.prompt.size());
   r.max_tokens = std::min(p.max_tokens, defaults.max_model_len - prompt);
   r.seed = p.seed ? *p.seed : static_cast<uint64_t>(philox_uniform(defaults.seed, id, 0) * 0x1p53);
-  r.usage.prompt_tokens = prompt;
+  r.usage.prompt_tokens =
+      request.encoder_ids.empty() ? prompt : static_cast<int>(request.encoder_ids.size());
   r.usage.seed = r.seed;
   r.end_ids = p.stop_token_ids;
   if (!p.ignore_eos) r.end_ids.insert(r.end_ids.end(), defaults.eos.begin(), defaults.eos.end());
@@ -48,6 +49,9 @@ scheduler::NewRequest order_of(const LiveRequest& live, int64_t now) {
   scheduler::NewRequest order;
   order.id = live.id;
   order.prompt = r.prompt;
+  order.token_types = r.token_type_ids;
+  order.encoder_tokens = static_cast<int32_t>(
+      r.frames > 0 ? (r.frames + 1) / 2 : static_cast<int64_t>(r.encoder_ids.size()));
   order.max_tokens = live.max_tokens;
   order.pin_tokens = r.pin_tokens;
   order.priority = r.priority;

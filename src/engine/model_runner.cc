@@ -18,8 +18,8 @@ Result<ModelRunner> ModelRunner::create(Model& model, KvStorage cache, int max_t
     return unsupported("a vocabulary of {}: at most {} can be sampled from",
                        model.spec().vocab_size, kMostVocab);
   }
-  const auto bytes = static_cast<size_t>(max_logit_rows) *
-                     static_cast<size_t>(model.spec().vocab_size) * sizeof(float);
+  const auto width = static_cast<size_t>(model.spec().generates ? model.spec().vocab_size : 1);
+  const auto bytes = static_cast<size_t>(max_logit_rows) * width * sizeof(float);
   FRESHET_ASSIGN_OR_RETURN(Buffer logits, Buffer::allocate(bytes, host_memory));
   FRESHET_ASSIGN_OR_RETURN(
       Buffer sampled,
@@ -53,10 +53,12 @@ void ModelRunner::clear(Turn& turn, const Step& step) {
   b.token_ids.clear();
   b.ids_from.clear();
   b.positions.clear();
+  b.token_types.clear();
   b.query_start.assign(1, 0);
   b.context_len.clear();
   b.logit_rows.clear();
   b.scored.clear();
+  b.state_saves.clear();
   turn.order.clear();
   for (const bool single : {true, false}) {
     for (size_t i = 0; i < step.items.size(); ++i) {
@@ -80,6 +82,18 @@ void ModelRunner::add(Turn& turn, size_t item, const StepItem& part, const Seque
     b.token_ids.push_back(expected ? 0 : id);
     if (overlaps()) b.ids_from.push_back(expected ? row_before_.at(s.id) : -1);
     b.positions.push_back(p);
+  }
+  if (!s.token_types.empty()) {
+    b.token_types.resize(static_cast<size_t>(turn.first_token[item]));
+    for (int32_t p = part.first; p < part.first + part.count; ++p)
+      b.token_types.push_back(s.token_types[static_cast<size_t>(p)]);
+  }
+  const std::vector<kv_cache::SavedState>& saves = s.blocks_of(part).saves;
+  if (!saves.empty()) b.state_saves.resize(b.token_ids.size(), -1);
+  for (const kv_cache::SavedState& saved : saves) {
+    const int32_t token =
+        static_cast<int32_t>(turn.first_token[item]) + saved.tokens - 1 - part.first;
+    b.state_saves[static_cast<size_t>(token)] = saved.slot;
   }
   const auto tokens = static_cast<int32_t>(b.token_ids.size());
   b.query_start.push_back(tokens);
@@ -123,6 +137,10 @@ void ModelRunner::describe_rows(Turn& turn, const Step& step, Describe describe)
 
 void ModelRunner::fill_tables(Turn& turn, const Step& step, const scheduler::Scheduler& scheduler) {
   for (size_t g = 0; g < turn.batch.tables.size(); ++g) {
+    if (cache_.spec().groups[g].cross > 0) {
+      fill_encoder_table(turn, g, step, scheduler);
+      continue;
+    }
     BlockTables& tables = turn.batch.tables[g];
     size_t stride = 0;
     for (const StepItem& item : step.items) {
@@ -147,8 +165,29 @@ void ModelRunner::fill_tables(Turn& turn, const Step& step, const scheduler::Sch
   }
 }
 
+// The encoder's output belongs to the request, whose sequences all read it.
+void ModelRunner::fill_encoder_table(Turn& turn, size_t group, const Step& step,
+                                     const scheduler::Scheduler& scheduler) {
+  BlockTables& tables = turn.batch.tables[group];
+  tables.ids.clear();
+  tables.context_len.clear();
+  tables.stride = 0;
+  const auto request_of = [&](size_t i) -> const scheduler::Request& {
+    return *scheduler.sequence(step.items[i].sequence).request;
+  };
+  for (const size_t i : turn.order)
+    tables.stride = std::max(tables.stride, std::ssize(request_of(i).encoder_blocks));
+  for (const size_t i : turn.order) {
+    const scheduler::Request& r = request_of(i);
+    tables.context_len.push_back(r.encoder_tokens);
+    tables.ids.insert(tables.ids.end(), r.encoder_blocks.begin(), r.encoder_blocks.end());
+    tables.ids.resize(tables.context_len.size() * static_cast<size_t>(tables.stride),
+                      kv_cache::kNoBlock);
+  }
+}
+
 void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler, bool states,
-                        Describe describe) {
+                        Describe describe, Encode encode) {
   for (const kv_cache::BlockCopy& copy : step.copies) {
     cache_.copy_block(copy.group, copy.from, copy.to);
   }
@@ -160,6 +199,14 @@ void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler,
   clear(turn, step);
   for (const size_t item : turn.order)
     add(turn, item, step.items[item], scheduler.sequence(step.items[item].sequence));
+  if (!b.token_types.empty()) b.token_types.resize(b.token_ids.size());
+  b.encoder_inputs.clear();
+  for (size_t row = 0; row < turn.order.size(); ++row) {
+    if (!step.items[turn.order[row]].encodes) continue;
+    b.encoder_inputs.push_back(encode(turn.order[row]));
+    b.encoder_inputs.back().sequence = static_cast<int>(row);
+  }
+  if (!b.state_saves.empty()) b.state_saves.resize(b.token_ids.size(), -1);
   describe_rows(turn, step, describe);
   fill_tables(turn, step, scheduler);
   FRESHET_CHECK(std::ssize(b.logit_rows) * vocab_ * 4 <= static_cast<int64_t>(logits_.size()),

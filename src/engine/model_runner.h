@@ -34,11 +34,14 @@ class ModelRunner {
   using Describe =
       FunctionRef<ops::SampleRow(size_t item, int32_t row, std::vector<int32_t>& words)>;
 
+  // What the encoder reads for an item that says `encodes`; valid until the step is finished.
+  using Encode = FunctionRef<EncoderInput(size_t item)>;
+
   // `states`: whether the states after the final norm are wanted too. If the model samples tokens,
   // a step may be started before the one in front is finished; its sequences' expected tokens are
   // then taken from there. At most two steps are in flight.
   void start(const scheduler::Step& step, const scheduler::Scheduler& scheduler, bool states,
-             Describe describe);
+             Describe describe, Encode encode);
   // Does an eviction of a step that is scheduled, before it is started. No step may be in flight.
   void evict(const scheduler::Eviction& eviction, const kv_cache::RetentionPolicy& policy);
   bool evicts() const { return model_->key_ops() != nullptr; }
@@ -78,6 +81,8 @@ class ModelRunner {
   void score(Turn& turn, const scheduler::StepItem& part, const scheduler::Sequence& sequence);
   void describe_rows(Turn& turn, const scheduler::Step& step, Describe describe);
   void fill_tables(Turn& turn, const scheduler::Step& step, const scheduler::Scheduler& scheduler);
+  void fill_encoder_table(Turn& turn, size_t group, const scheduler::Step& step,
+                          const scheduler::Scheduler& scheduler);
   size_t row_at(const Turn& turn, size_t item, int32_t row) const {
     return static_cast<size_t>(turn.first_row[item] + row);
   }

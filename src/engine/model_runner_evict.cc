@@ -36,7 +36,7 @@ void ModelRunner::score(Turn& turn, const scheduler::StepItem& part, const sched
     if (s.request->eviction->budgets[g] == 0) continue;
     for (const int layer : spec.groups[g].layers) {
       const auto i = static_cast<size_t>(layer);
-      widen(scores.layers[i], spec.layers[i].kv_heads,
+      widen(scores.layers[i], spec.layers[i].shape.kv_heads,
             s.blocks.slots(static_cast<int>(g), s.evict_at));
     }
   }

@@ -26,10 +26,19 @@ constexpr int kMinLogitRows = 16;
 constexpr int kStepSeqs = 256, kStepTokens = 2048, kShortStepTokens = 512;
 constexpr int kLargeStepSeqs = 1024, kLargeStepTokens = 8192;
 
+// How many tokens the pools hold.
+int64_t tokens_of(const std::vector<KvGroup>& groups, const std::vector<int32_t>& blocks) {
+  int64_t most = 0, states = 0;
+  for (size_t g = 0; g < blocks.size(); ++g) {
+    int64_t& of = groups[g].kind == KvKind::kTokens ? most : states;
+    of = std::max<int64_t>(of, blocks[g]);
+  }
+  // With states alone a sequence may have any length.
+  return most > 0 ? most * kBlockTokens : states * kUsualLength;
+}
+
 size_t drafter_cache(const PlanRequest& r, const std::vector<int32_t>& blocks) {
-  if (blocks.empty()) return 0;
-  const auto most = static_cast<size_t>(*std::ranges::max_element(blocks));
-  return most * kBlockTokens * r.drafter_bytes_per_token;
+  return static_cast<size_t>(tokens_of(r.kv.groups, blocks)) * r.drafter_bytes_per_token;
 }
 
 // The cache with these pools, and a drafter's.
@@ -41,18 +50,45 @@ size_t bytes_of(const PlanRequest& r, const std::vector<int32_t>& blocks) {
   return bytes;
 }
 
+// How many checkpoints are planned beside these blocks: their share of the cache, at least two.
+int64_t checkpoints(const PlanRequest& r, const std::vector<int32_t>& blocks) {
+  const int g = r.kv.state_group();
+  if (g < 0) return 0;
+  const double share = std::clamp(r.checkpoint_share, 0.0, 0.9);
+  size_t bytes = 0;
+  for (size_t i = 0; i < blocks.size(); ++i)
+    bytes += r.kv.block_bytes(static_cast<int>(i)) * static_cast<size_t>(blocks[i]);
+  const double others = static_cast<double>(bytes) * share / (1.0 - share);
+  return 2 + static_cast<int64_t>(others / static_cast<double>(r.kv.block_bytes(g)));
+}
+
 // Blocks for `sequences` of the usual length, one of which may be as long as `length`.
 std::vector<int32_t> blocks_for(const PlanRequest& r, int64_t sequences, int length, int chunk) {
   std::vector<int32_t> blocks;
   const int usual = std::min(length, kUsualLength);
   for (size_t g = 0; g < r.kv.groups.size(); ++g) {
+    const KvGroup& group = r.kv.groups[g];
+    if (group.cross > 0) {  // any request may have the longest input
+      const int64_t one = (group.cross + kBlockTokens - 1) / kBlockTokens;
+      const int64_t wanted = one * std::clamp<int64_t>(sequences, 1, r.max_num_seqs);
+      blocks.push_back(static_cast<int32_t>(std::min<int64_t>(wanted, INT32_MAX)));
+      continue;
+    }
+    const bool states = group.kind == KvKind::kState;
+    const int64_t slots = states ? r.state_slots : 1;
     const bool evicts = r.max_slots > 0 && r.kv.may_evict(static_cast<int>(g));
-    const int most_slots = evicts ? r.max_slots : length, window = r.kv.groups[g].window;
-    const int64_t longest = BlockCache::most_blocks(window, std::min(length, most_slots), chunk);
-    const int64_t each = BlockCache::most_blocks(window, std::min(usual, most_slots), kBlockTokens);
+    const int held = evicts ? std::min(length, r.max_slots) : length;
+    const int64_t longest = slots * BlockCache::most_blocks(group, held, chunk);
+    const int64_t each =
+        slots * BlockCache::most_blocks(group, std::min(usual, held), kBlockTokens);
     const int64_t most = longest * r.max_num_seqs;
     const int64_t wanted = std::clamp(each * sequences, longest, std::max(longest, most));
     blocks.push_back(static_cast<int32_t>(std::min<int64_t>(wanted, INT32_MAX)));
+  }
+  if (const int g = r.kv.state_group(); g >= 0) {
+    int32_t& slots = blocks[static_cast<size_t>(g)];
+    slots =
+        static_cast<int32_t>(std::min<int64_t>(int64_t{slots} + checkpoints(r, blocks), INT32_MAX));
   }
   return blocks;
 }
@@ -116,11 +152,19 @@ int shorter_steps(PlanRequest r, MemoryPlan plan, size_t room, size_t least) {
   return 0;
 }
 
+// The type of keys and values; nullopt: there are none.
+std::optional<ops::KvType> kv_type(const KvCacheSpec& kv) {
+  for (const KvLayer& layer : kv.layers) {
+    if (layer.state_bytes == 0) return layer.shape.type;
+  }
+  return std::nullopt;
+}
+
 // Settings that would fit, given `room` bytes for the cache, besides `ways`.
 std::string advice(const PlanRequest& r, const MemoryPlan& plan, size_t room, int length,
                    std::vector<std::string> ways) {
-  const ops::KvType type = r.kv.layers.empty() ? ops::KvType::kFP8 : r.kv.layers.front().type;
-  const bool one_byte = ops::element_bytes(type) == 1;
+  const ops::KvType type = kv_type(r.kv).value_or(ops::KvType::kFP8);
+  const bool one_byte = ops::info(type).key.bits <= 8;
   const size_t needs = bytes_of(r, blocks_for(r, 0, length, plan.max_num_batched_tokens));
   if (!one_byte && needs / 2 <= room) {
     ways.emplace_back(type == ops::KvType::kF32 ? "--kv-cache-dtype f16" : "--kv-cache-dtype fp8");
@@ -145,7 +189,7 @@ size_t MemoryPlan::total() const {
 }
 
 int64_t MemoryPlan::cache_tokens() const {
-  return blocks.empty() ? 0 : int64_t{*std::ranges::max_element(blocks)} * kBlockTokens;
+  return tokens_of(groups, blocks);
 }
 
 std::string MemoryPlan::describe() const {
@@ -153,10 +197,15 @@ std::string MemoryPlan::describe() const {
   if (available > 0) text += fmt::format(" of {} available", format_bytes(available));
   text += fmt::format("\n  weights    {:>9}", format_bytes(weights));
   for (size_t g = 0; g < kv.size(); ++g) {
-    const std::string reach =
-        windows[g] == 0 ? "full attention" : fmt::format("window of {}", windows[g]);
+    if (groups[g].kind == KvKind::kState) {
+      text += fmt::format("\n  states     {:>9}  {} slots, {} of them for checkpoints",
+                          format_bytes(kv[g]), blocks[g], checkpoints);
+      continue;
+    }
+    const int window = groups[g].window;
+    const std::string reach = window == 0 ? "full attention" : fmt::format("window of {}", window);
     text += fmt::format("\n  cache      {:>9}  {}, {} blocks of {} tokens, {}", format_bytes(kv[g]),
-                        kv_type, blocks[g], kBlockTokens, reach);
+                        kv_types[g], blocks[g], kBlockTokens, reach);
   }
   text += fmt::format("\n  workspace  {:>9}  steps of {} tokens", format_bytes(workspace),
                       max_num_batched_tokens);
@@ -168,6 +217,17 @@ std::string MemoryPlan::describe() const {
 }
 
 namespace {
+
+// How many of the slots are the checkpoints' share.
+int32_t planned_checkpoints(const PlanRequest& r, const MemoryPlan& plan) {
+  const int g = r.kv.state_group();
+  if (g < 0) return 0;
+  const double share = std::clamp(r.checkpoint_share, 0.0, 0.9);
+  const double fit =
+      static_cast<double>(plan.kv_bytes()) * share / static_cast<double>(r.kv.block_bytes(g));
+  const int32_t spare = plan.blocks[static_cast<size_t>(g)] - r.state_slots;
+  return std::min(2 + static_cast<int32_t>(std::min(fit, 1e9)), spare);
+}
 
 // A plan for steps of a given size.
 Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
@@ -184,8 +244,9 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   plan.drafter = r.drafter_weights;
   plan.fixed = kFixed;
   plan.available = r.available;
-  plan.kv_type = r.kv.layers.empty() ? "" : std::string(ops::name_of(r.kv.layers.front().type));
-  for (const KvGroup& group : r.kv.groups) plan.windows.push_back(group.window);
+  for (size_t g = 0; g < r.kv.groups.size(); ++g)
+    plan.kv_types.push_back(r.kv.type_names(static_cast<int>(g)));
+  plan.groups = r.kv.groups;
   plan.max_model_len = r.max_model_len > 0 ? r.max_model_len : model_context;
   size_step(r, plan);
 
@@ -233,8 +294,68 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   for (size_t g = 0; g < plan.blocks.size(); ++g) {
     plan.kv.push_back(r.kv.block_bytes(static_cast<int>(g)) * static_cast<size_t>(plan.blocks[g]));
   }
+  plan.checkpoints = planned_checkpoints(r, plan);
   plan.drafter += drafter_cache(r, plan.blocks);
   return plan;
+}
+
+// The cache of one step: its tokens, and a block that is not full for each sequence. The scheduler
+// keeps a hundredth of a pool free.
+std::vector<int32_t> blocks_of_step(const PlanRequest& r, const MemoryPlan& plan) {
+  const int64_t blocks = plan.max_num_batched_tokens / kBlockTokens + plan.max_num_seqs + 1;
+  return std::vector<int32_t>(r.kv.groups.size(), static_cast<int32_t>(blocks + blocks / 64 + 1));
+}
+
+// A plan for sequences that are computed whole and live for one step.
+Result<MemoryPlan> plan_whole(PlanRequest r) {
+  const auto context = static_cast<int>(std::min<int64_t>(r.model_context, INT32_MAX / 2));
+  if (r.max_model_len > context) {
+    return invalid_argument("max_model_len is {}: the model allows {}", r.max_model_len, context);
+  }
+  const bool length_given = r.max_model_len > 0, tokens_given = r.max_num_batched_tokens > 0;
+  if (length_given && tokens_given && r.max_num_batched_tokens < r.max_model_len) {
+    return invalid_argument(
+        "max_num_batched_tokens is {}: this model computes a prompt in one step, so it must be at "
+        "least max_model_len ({})",
+        r.max_num_batched_tokens, r.max_model_len);
+  }
+  if (!length_given) r.max_model_len = context;
+  if (tokens_given) r.max_model_len = std::min(r.max_model_len, r.max_num_batched_tokens);
+  if (r.max_num_seqs == 0) r.max_num_seqs = kStepSeqs;
+  const int usual = r.steps == Steps::kShort ? kShortStepTokens : kStepTokens;
+  const size_t room =
+      r.available == 0 ? SIZE_MAX / 4 : r.available - std::min(r.available, kReserve);
+  while (true) {
+    PlanRequest step = r;
+    if (!tokens_given) step.max_num_batched_tokens = std::max(usual, r.max_model_len);
+    MemoryPlan plan;
+    plan.weights = r.weights;
+    plan.fixed = kFixed;
+    plan.available = r.available;
+    plan.groups = r.kv.groups;
+    for (size_t g = 0; g < r.kv.groups.size(); ++g)
+      plan.kv_types.push_back(r.kv.type_names(static_cast<int>(g)));
+    plan.max_model_len = r.max_model_len;
+    size_step(step, plan);
+    plan.blocks = blocks_of_step(r, plan);
+    for (size_t g = 0; g < plan.blocks.size(); ++g) {
+      plan.kv.push_back(r.kv.block_bytes(static_cast<int>(g)) *
+                        static_cast<size_t>(plan.blocks[g]));
+    }
+    const bool fits = plan.total() <= room;
+    if (fits && (r.kv_cache_memory == 0 || plan.kv_bytes() <= r.kv_cache_memory)) return plan;
+    if (fits) {
+      return resource_exhausted("one step needs {} of cache, but --kv-cache-memory is {}",
+                                format_bytes(plan.kv_bytes()), format_bytes(r.kv_cache_memory));
+    }
+    if (length_given || tokens_given || r.max_model_len <= 2 * kBlockTokens) {
+      return resource_exhausted(
+          "needs {}, {} free: a smaller --max-model-len or a machine with "
+          "more memory is needed",
+          format_bytes(plan.total()), format_bytes(room));
+    }
+    r.max_model_len /= 2;
+  }
 }
 
 }  // namespace
@@ -246,6 +367,7 @@ Result<MemoryPlan> make_plan(const PlanRequest& request) {
     return invalid_argument("max_num_batched_tokens is {}: must be 1 or more",
                             request.max_num_batched_tokens);
   }
+  if (request.one_step) return plan_whole(request);
   const auto with_steps = [&](int sequences, int tokens) {
     PlanRequest r = request;
     if (r.max_num_seqs == 0) r.max_num_seqs = sequences;

@@ -29,8 +29,12 @@ struct PlanRequest {
   int vocab_size = 0;
   int hidden_size = 0;
   KvCacheSpec kv;
-  int32_t max_slots = 0;       // > 0: the most slots that a sequence holds in groups that may evict
-  size_t drafter_weights = 0;  // bytes
+  int32_t max_slots = 0;  // > 0: the most slots that a sequence holds in groups that may evict
+  // Of models with states: slots of a running sequence, one and one for each draft; and the share
+  // of the cache for checkpoints (kv_cache/block_cache.h).
+  int state_slots = 1;
+  double checkpoint_share = 0.25;
+  size_t drafter_weights = 0;          // bytes
   size_t drafter_bytes_per_token = 0;  // of a drafter's cache, for each token that the cache holds
   size_t available = 0;                // 0: unknown, everything fits
   // The default share of the cache in the memory that weights and workspaces leave: a quarter on a
@@ -41,6 +45,9 @@ struct PlanRequest {
   size_t kv_cache_memory = 0;
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
+  // Sequences live for one step, in which they are computed whole: a step has room for the longest
+  // one, and the cache holds one step.
+  bool one_step = false;
   Steps steps = Steps::kUsual;
   // Workspace of the forward pass for a step.
   std::function<size_t(int64_t tokens, int64_t logit_rows, int64_t context)> workspace;
@@ -51,10 +58,11 @@ struct MemoryPlan {
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
   int max_logit_rows = 0;
-  std::vector<int32_t> blocks;  // [groups]
-  std::vector<size_t> kv;       // bytes, [groups]
-  std::vector<int> windows;     // [groups]
-  std::string kv_type;
+  std::vector<int32_t> blocks;        // [groups]
+  std::vector<size_t> kv;             // bytes, [groups]
+  std::vector<KvGroup> groups;        // [groups]
+  int32_t checkpoints = 0;            // of the blocks of the state group
+  std::vector<std::string> kv_types;  // [groups]
   size_t weights = 0;
   size_t workspace = 0;
   size_t logits = 0;   // and states, for embeddings

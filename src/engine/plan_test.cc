@@ -23,7 +23,7 @@ PlanRequest request_of(std::vector<KvGroup> groups = {}) {
   shape.kv_heads = 8;
   shape.key_dim = 64;
   shape.value_dim = 64;
-  r.kv.layers.assign(layers, shape);
+  r.kv.layers.assign(layers, {shape});
   r.kv.groups = std::move(groups);
   r.available = 16384 * kMiB;
   r.workspace = [](int64_t tokens, int64_t, int64_t) {
@@ -82,7 +82,7 @@ TEST(Plan, BalancesGroups) {
 
 TEST(Plan, RefusesAndSaysWhatWouldFit) {
   PlanRequest r = request_of();
-  for (ops::KvShape& shape : r.kv.layers) shape.type = ops::KvType::kF32;
+  for (KvLayer& layer : r.kv.layers) layer.shape.type = ops::KvType::kF32;
   r.available = 5000 * kMiB;
   r.max_model_len = 65536;  // 4 GiB in F32
   const auto plan = make_plan(r);
@@ -91,11 +91,11 @@ TEST(Plan, RefusesAndSaysWhatWouldFit) {
   const std::string message = plan.status().message();
   EXPECT_EQ(message.find("needs 5."), 0u) << message;
   EXPECT_NE(message.find("--kv-cache-dtype f16"), std::string::npos) << message;
-  for (ops::KvShape& shape : r.kv.layers) shape.type = ops::KvType::kF16;
+  for (KvLayer& layer : r.kv.layers) layer.shape.type = ops::KvType::kF16;
   r.available = 3000 * kMiB;
   const std::string half = make_plan(r).status().message();
   EXPECT_NE(half.find("--kv-cache-dtype fp8"), std::string::npos) << half;
-  for (ops::KvShape& shape : r.kv.layers) shape.type = ops::KvType::kF32;
+  for (KvLayer& layer : r.kv.layers) layer.shape.type = ops::KvType::kF32;
   r.available = 5000 * kMiB;
   const size_t at = message.find("--max-model-len ");
   ASSERT_NE(at, std::string::npos) << message;

@@ -29,13 +29,83 @@ std::optional<RequestError> find_retention_error(const Request& r, const Request
   return {};
 }
 
+std::optional<RequestError> find_pooling_error(const Request& r, const RequestLimits& limits) {
+  if (r.pooling == Pooling::kNone && !limits.generates) {
+    return wrong("prompt",
+                 "this model writes no text: it gives {} (/v1/embeddings, /v1/score, /v1/rerank, "
+                 "/classify)",
+                 limits.classifies ? "scores" : "embeddings");
+  }
+  if (!limits.generates && r.params.prompt_logprobs >= 0)
+    return wrong("prompt_logprobs", "this model has no log-probabilities of tokens");
+  if (r.pooling == Pooling::kClassify && !limits.classifies)
+    return wrong("prompt", "this model has no classification head: it gives no scores");
+  if (!r.token_type_ids.empty() && r.token_type_ids.size() != r.prompt.size()) {
+    return wrong("token_type_ids", "{} token types for {} tokens", r.token_type_ids.size(),
+                 r.prompt.size());
+  }
+  for (const int32_t type : r.token_type_ids) {
+    if (type < 0 || type >= std::max(1, limits.token_types)) {
+      return wrong("token_type_ids", "token type {}: the model has types 0 to {}", type,
+                   std::max(1, limits.token_types) - 1);
+    }
+  }
+  return {};
+}
+
+// The prompt of an encoder-decoder is what the encoder reads, unless that is given apart.
+std::optional<RequestError> find_encoder_error(const Request& r, const RequestLimits& limits) {
+  const EncoderLimits& e = limits.encoder;
+  if (e.positions == 0) {
+    if (!r.encoder_ids.empty() || r.frames > 0)
+      return wrong("prompt", "this model has no encoder: give a prompt alone");
+    return {};
+  }
+  if (r.pooling != Pooling::kNone)
+    return wrong("prompt",
+                 "this model gives no embeddings and no scores: it is an encoder-decoder");
+  if (r.params.prompt_logprobs >= 0)
+    return wrong("prompt_logprobs", "an encoder reads the prompt: it has no log-probabilities");
+  if (e.mel_bins > 0) {
+    if (r.frames <= 0 || r.features.size() != static_cast<size_t>(r.frames * e.mel_bins))
+      return wrong("prompt", "this model reads sound: use /v1/audio/transcriptions");
+  } else if (r.frames > 0) {
+    return wrong("prompt", "this model reads text, not sound");
+  }
+  const auto text =
+      static_cast<int64_t>(r.encoder_ids.empty() ? r.prompt.size() : r.encoder_ids.size());
+  const int64_t positions = r.frames > 0 ? (r.frames + 1) / 2 : text;
+  if (positions > e.positions)
+    return wrong("prompt", "the prompt has {} positions; the encoder reads {}", positions,
+                 e.positions);
+  for (const int32_t id : r.encoder_ids) {
+    if (id < 0 || id >= limits.vocab)
+      return wrong("prompt", "token id {} in the prompt: the model has ids 0 to {}", id,
+                   limits.vocab - 1);
+  }
+  return {};
+}
+
 }  // namespace
+
+EncoderLimits limits_of(const ModelSpec* encoder) {
+  if (encoder == nullptr) return {};
+  return {encoder->max_context, encoder->stem ? encoder->stem->mel_bins : 0};
+}
 
 std::optional<RequestError> find_error(const Request& r, const RequestLimits& limits) {
   if (auto error = freshet::find_error(r.params, limits.vocab)) return error;
   const auto length = static_cast<int64_t>(r.prompt.size());
   if (length == 0) return wrong("prompt", "the prompt is empty");
-  if (length >= limits.max_model_len) {
+  if (auto error = find_encoder_error(r, limits)) return error;
+  // Then the decoder begins with a few tokens of its own.
+  const bool encoded = limits.encoder.positions > 0 && r.frames == 0 && r.encoder_ids.empty();
+  const bool pools = r.pooling != Pooling::kNone || encoded;
+  if (pools && !encoded && length > limits.max_model_len) {
+    return wrong("prompt", "the prompt has {} tokens; at most {} are possible (max_model_len)",
+                 length, limits.max_model_len);
+  }
+  if (!pools && length >= limits.max_model_len) {
     return wrong(
         "prompt",
         "the prompt has {} tokens; at most {} leave room for a new token (max_model_len {})",
@@ -47,6 +117,7 @@ std::optional<RequestError> find_error(const Request& r, const RequestLimits& li
                    limits.vocab - 1);
     }
   }
+  if (auto error = find_pooling_error(r, limits)) return error;
   if (r.params.grammar && r.params.beam_width > 0) {
     return wrong("grammar", "structured output and beam search cannot be combined");
   }

@@ -6,8 +6,16 @@
 
 #include "engine/retention.h"
 #include "freshet/engine.h"
+#include "layers/spec.h"
 
 namespace freshet::engine {
+
+// Of a model's encoder.
+struct EncoderLimits {
+  int64_t positions = 0;  // of its output; 0: the model has no encoder
+  int mel_bins = 0;       // of the sounds that it reads; 0: it reads text
+};
+EncoderLimits limits_of(const ModelSpec* encoder);
 
 struct RequestLimits {
   int64_t vocab = 0;
@@ -15,6 +23,10 @@ struct RequestLimits {
   int max_num_seqs = 0;
   bool has_tokenizer = false;
   bool speculates = false;
+  bool generates = true;    // the model has a head over the vocabulary
+  bool classifies = false;  // ... or one that gives scores
+  int token_types = 0;      // that its tokens may have
+  EncoderLimits encoder;
   const KvCacheSpec* cache = nullptr;  // nullptr: keys of live sequences cannot be evicted here
   kv_cache::Retention retention = {};  // of requests that name none
 };

@@ -9,16 +9,45 @@ Result<kv_cache::Retention> retention_of(const Request& request, const kv_cache:
   return request.pooling != Pooling::kNone ? nullptr : usual;
 }
 
+namespace {
+
+// Why no key of the cache can be evicted.
+Status check_evictions(const KvCacheSpec& cache) {
+  if (cache.state_group() >= 0)
+    return unsupported(
+        "kv_eviction: models with states (state-space or linear attention) keep all keys");
+  bool two_way = false, biased = false, packed = false, full = false;
+  for (size_t g = 0; g < cache.groups.size(); ++g) {
+    const KvGroup& group = cache.groups[g];
+    if (group.cross > 0) return unsupported("kv_eviction: encoder-decoders keep all keys");
+    two_way = two_way || group.two_way;
+    full = full || cache.may_evict(static_cast<int>(g));
+    for (const int layer : group.layers) {
+      const ops::KvShape& shape = cache.layers[static_cast<size_t>(layer)].shape;
+      biased = biased || shape.biased;
+      packed = packed || ops::has_int4(shape.type);
+    }
+  }
+  if (two_way) return unsupported("kv_eviction: models that read both ways keep all keys");
+  if (biased) return unsupported("kv_eviction: models with a bias by distance keep all keys");
+  if (packed)
+    return unsupported(
+        "kv_eviction: caches of 4-bit numbers keep all keys; use --kv-cache-dtype int8");
+  if (!full) return unsupported("kv_eviction: no layer of this model attends to all tokens");
+  return {};
+}
+
+}  // namespace
+
 Result<kv_cache::EvictionSchedule> eviction_schedule(const kv_cache::RetentionPolicy& policy,
                                                      const KvCacheSpec& cache) {
+  FRESHET_RETURN_IF_ERROR(check_evictions(cache));
   std::vector<int> evicting;  // layers
   for (size_t g = 0; g < cache.groups.size(); ++g) {
     if (!cache.may_evict(static_cast<int>(g))) continue;
     evicting.insert(evicting.end(), cache.groups[g].layers.begin(), cache.groups[g].layers.end());
   }
   std::ranges::sort(evicting);
-  if (evicting.empty())
-    return unsupported("kv_eviction: no layer of this model attends to all tokens");
   kv_cache::EvictionSchedule schedule;
   schedule.rules = policy.rules();
   for (size_t g = 0; g < cache.groups.size(); ++g) {

@@ -23,14 +23,20 @@ uint64_t owner_of(const scheduler::Sequence& s) {
 
 StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
                    std::unique_ptr<kv_cache::BlockCache> blocks,
-                   std::unique_ptr<scheduler::Scheduler> scheduler, ModelRunner runner)
+                   std::unique_ptr<scheduler::Scheduler> scheduler, ModelRunner runner,
+                   const ModelSpec& spec)
     : options_(options),
       has_tokenizer_(tokenizer != nullptr),
+      generates_(spec.generates),
+      whole_prompts_(reads_both_ways(spec)),
+      token_types_(spec.token_types),
+      encoder_(limits_of(spec.encoder.get())),
       pool_(pool),
       blocks_(std::move(blocks)),
       scheduler_(std::move(scheduler)),
       runner_(std::move(runner)),
-      services_{*scheduler_, tokenizer, runner_.vocab(), counted_, options_.acceptance} {
+      services_{*scheduler_,         tokenizer,      runner_.vocab(), counted_,
+                options_.acceptance, options_.heads, whole_prompts_} {
   if (options_.drafter != nullptr) needs_ = options_.drafter->needs();
   for (int i = 0; i < pool.size(); ++i) scratch_.emplace_back(runner_.vocab());
 }
@@ -39,8 +45,15 @@ Result<std::unique_ptr<StepLoop>> StepLoop::start(const StepLoopOptions& options
                                                   KvStorage cache, const Tokenizer* tokenizer,
                                                   ThreadPool& pool, Memory* host_memory) {
   kv_cache::BlockCache::Options cache_options;
+  scheduler::SchedulerOptions scheduling = options.scheduler;
   for (size_t g = 0; g < options.blocks.size(); ++g) {
-    cache_options.groups.push_back({cache.spec().groups[g].window, options.blocks[g]});
+    const KvGroup& group = cache.spec().groups[g];
+    if (group.cross > 0) {  // the last group: the scheduler has its blocks
+      FRESHET_CHECK(g + 1 == options.blocks.size(), "the encoder's output is group {}", g);
+      scheduling.encoder_blocks = options.blocks[g];
+      continue;
+    }
+    cache_options.groups.push_back({group.window, options.blocks[g], group.kind});
   }
   cache_options.share_prefixes = options.share_prefixes;
   cache_options.hash_seed = options.seed;
@@ -53,10 +66,10 @@ Result<std::unique_ptr<StepLoop>> StepLoop::start(const StepLoopOptions& options
       ModelRunner::create(model, std::move(cache), options.scheduler.max_num_batched_tokens,
                           options.scheduler.max_logit_rows, static_cast<int>(boundaries),
                           host_memory));
-  FRESHET_ASSIGN_OR_RETURN(auto scheduler,
-                           scheduler::Scheduler::create(options.scheduler, *blocks));
+  FRESHET_ASSIGN_OR_RETURN(auto scheduler, scheduler::Scheduler::create(scheduling, *blocks));
   std::unique_ptr<StepLoop> loop(new StepLoop(options, tokenizer, pool, std::move(blocks),
-                                              std::move(scheduler), std::move(runner)));
+                                              std::move(scheduler), std::move(runner),
+                                              model.spec()));
   loop->thread_ = std::thread([l = loop.get()] { l->loop(); });
   return loop;
 }
@@ -76,12 +89,15 @@ StepLoop::~StepLoop() {
 std::optional<RequestError> StepLoop::check(const Request& request) const {
   return find_error(
       request, {runner_.vocab(), options_.scheduler.max_model_len, options_.scheduler.max_num_seqs,
-                has_tokenizer_, options_.drafter != nullptr,
+                has_tokenizer_, options_.drafter != nullptr, generates_,
+                options_.heads.classifier.has_value(), token_types_, encoder_,
                 runner_.evicts() ? &runner_.cache().spec() : nullptr, options_.retention});
 }
 
 Result<uint64_t> StepLoop::submit(Request request) {
   if (const auto error = check(request)) return invalid_argument("{}", error->message);
+  if (encoder_.positions > 0 && request.frames == 0 && request.encoder_ids.empty())
+    request.encoder_ids = std::exchange(request.prompt, options_.decoder_start);
   const auto tokens = static_cast<int64_t>(request.prompt.size());
   uint64_t id = 0;
   {
@@ -192,17 +208,26 @@ bool StepLoop::schedule() {
 void StepLoop::run() {
   StepInFlight& step = in_flight_.back();
   fill_masks(step);
-  runner_.start(step.plan, *scheduler_, wants_states(step),
-                [&](size_t i, int32_t row, std::vector<int32_t>& words) {
-                  const scheduler::StepItem& item = step.plan.items[i];
-                  const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
-                  ops::SampleRow descriptor;
-                  for (const auto& output : step.requests[i]->outputs) {
-                    descriptor = output->descriptor(item, s, row, words);
-                    if (descriptor.how != ops::SampleRow::kNotHere) break;
-                  }
-                  return descriptor;
-                });
+  runner_.start(
+      step.plan, *scheduler_, wants_states(step),
+      [&](size_t i, int32_t row, std::vector<int32_t>& words) {
+        const scheduler::StepItem& item = step.plan.items[i];
+        const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
+        ops::SampleRow descriptor;
+        for (const auto& output : step.requests[i]->outputs) {
+          descriptor = output->descriptor(item, s, row, words);
+          if (descriptor.how != ops::SampleRow::kNotHere) break;
+        }
+        return descriptor;
+      },
+      [&](size_t i) {
+        const Request& r = step.requests[i]->request;
+        EncoderInput input;
+        input.ids = r.encoder_ids;
+        input.features = r.features.data();
+        input.frames = r.frames;
+        return input;
+      });
   // With a step in front, the rows are listed when its tokens are known (commit).
   if (in_flight_.size() == 1) list_rows(step);
 }

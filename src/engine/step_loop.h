@@ -31,6 +31,7 @@
 #include "base/thread_pool.h"
 #include "engine/live_request.h"
 #include "engine/model_runner.h"
+#include "engine/request_check.h"
 #include "freshet/engine.h"
 #include "scheduler/scheduler.h"
 #include "speculative/acceptance.h"
@@ -54,6 +55,8 @@ struct StepLoopOptions {
   // How many drafts are asked for; must outlive the loop. nullptr: always max_drafts.
   speculative::DraftLengths* lengths = nullptr;
   speculative::AcceptanceOptions acceptance;
+  PooledHeads heads;                   // of embeddings and scores
+  std::vector<int32_t> decoder_start;  // what the decoder of an encoder-decoder begins with
   // Draft trees are asked for while at most this many sequences draft; beyond, chains.
   int tree_max_batch = 0;
   // Of requests that name none; nullptr: they keep all keys. Goes with the scheduler's max_slots.
@@ -90,7 +93,8 @@ class StepLoop {
 
   StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
            std::unique_ptr<kv_cache::BlockCache> blocks,
-           std::unique_ptr<scheduler::Scheduler> scheduler, ModelRunner runner);
+           std::unique_ptr<scheduler::Scheduler> scheduler, ModelRunner runner,
+           const ModelSpec& spec);
 
   void loop();
   void empty_inbox();
@@ -122,6 +126,9 @@ class StepLoop {
 
   const StepLoopOptions options_;
   const bool has_tokenizer_;
+  const bool generates_, whole_prompts_;  // of the model
+  const int token_types_;
+  const EncoderLimits encoder_;
   ThreadPool& pool_;
   std::unique_ptr<kv_cache::BlockCache> blocks_;
   std::unique_ptr<scheduler::Scheduler> scheduler_;

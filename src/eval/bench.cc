@@ -112,7 +112,11 @@ double BenchResult::spread() const {
 ModelWork model_work(const Model& model) {
   const ModelSpec& spec = model.spec();
   const double share = expert_share(spec);
-  const BranchPlace last = last_stored(spec);
+  BranchPlace last = last_stored(spec);
+  if (last.layer >= 0) {  // a branch with a state runs for all tokens to its end
+    const LayerSpec& layer = spec.layers[static_cast<size_t>(last.layer)];
+    if (kind_of(layer.branches[static_cast<size_t>(last.branch)]).store == nullptr) ++last.branch;
+  }
   ModelWork work;
   // The first matrix with a row for each token is the embedding, and also the head if tied.
   bool embedding = true;
@@ -153,10 +157,9 @@ ModelWork model_work(const Model& model) {
 BenchWork work_of(const Session& session, const BenchTest& test) {
   const ModelSpec& spec = session.model().spec();
   const ModelWork m = model_work(session.model());
-  const KvCacheSpec cache = kv_cache_spec(spec, session.kv_type());
-  double kv_bytes = 0.0;  // of a token, in full layers
-  for (const ops::KvShape& shape : cache.layers)
-    kv_bytes += static_cast<double>(shape.block_bytes()) / ops::kBlockTokens;
+  const KvCacheSpec cache = kv_cache_spec(spec, session.kv_types());
+  const auto kv_bytes = static_cast<double>(cache.bytes_per_token());         // in full layers
+  const double state_bytes = 2.0 * static_cast<double>(cache.state_bytes());  // read and written
   const auto batch = static_cast<double>(session.options().batch);
   const double depth = test.depth, prompt = test.prompt, generate = test.generate;
   const double n = test.sequences;
@@ -164,7 +167,7 @@ BenchWork work_of(const Session& session, const BenchTest& test) {
   BenchWork work;
   const double ends = prompt > 0 ? n : 0.0;  // steps in which a prompt ends
   work.bytes = steps * m.layer_bytes - (steps - ends) * m.last_bytes + ends * m.head_bytes +
-               generate * (m.layer_bytes + m.head_bytes) +
+               generate * (m.layer_bytes + m.head_bytes) + (steps + n * generate) * state_bytes +
                n * kv_bytes *
                    (prompt * (depth + prompt / 2.0) / std::max(1.0, std::min(batch, prompt)) +
                     generate * (depth + prompt + generate / 2.0));

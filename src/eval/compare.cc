@@ -15,24 +15,26 @@ constexpr int64_t kRowsOfWindow = 128;
 
 // What is kept of the tokens scored so far.
 struct Scores {
-  Blocks base, model, delta, kl;  // windows
+  Blocks base, model, delta, kl, top;  // windows
   std::vector<double> token_kl;
   double squared_delta_p = 0.0;
   int64_t same_top = 0;
 };
 
-// A window on its way through both models. Token i of `inputs` predicts targets[i].
+// A window on its way through the models. Token i of `inputs` predicts targets[i].
 struct OpenWindow {
   std::vector<int32_t> inputs;
   std::span<const int32_t> targets;
-  std::vector<Divergence> tokens;
+  std::vector<std::vector<Divergence>> tokens;  // [models]
 };
 
-// Runs some windows through both models and adds their scores.
+// Runs some windows through the base and the models, and adds the scores of each.
 class SideBySide {
  public:
-  SideBySide(Session& base, Session& model, const TextWindows& windows, Scores& scores)
-      : base_(base), model_(model), windows_(windows), scores_(scores) {}
+  SideBySide(Session& base, std::span<Session* const> models, const TextWindows& windows)
+      : base_(base), models_(models), windows_(windows), scores_(models.size()) {}
+
+  const Scores& scores(size_t model) const { return scores_[model]; }
 
   Status score(int64_t first, int64_t count) {
     const bool with_bos = windows_.bos >= 0;
@@ -44,14 +46,18 @@ class SideBySide {
       if (with_bos) o.inputs.push_back(windows_.bos);
       o.inputs.insert(o.inputs.end(), ids.begin(), ids.end() - 1);
       o.targets = ids.subspan(with_bos ? 0 : 1);
-      o.tokens.resize(o.inputs.size());
+      o.tokens.assign(models_.size(), std::vector<Divergence>(o.inputs.size()));
       longest = std::max(longest, o.inputs.size());
       base_.reset(static_cast<int>(w - first));
-      model_.reset(static_cast<int>(w - first));
+      for (Session* model : models_) model->reset(static_cast<int>(w - first));
     }
     const auto step = static_cast<size_t>(std::max<int64_t>(1, base_.options().logit_rows / count));
     for (size_t from = 0; from < longest; from += step) run(from, step);
-    for (const OpenWindow& o : open_) FRESHET_RETURN_IF_ERROR(add(o.tokens));
+    for (const OpenWindow& o : open_) {
+      for (size_t m = 0; m < models_.size(); ++m) {
+        FRESHET_RETURN_IF_ERROR(add(o.tokens[m], scores_[m]));
+      }
+    }
     return {};
   }
 
@@ -71,50 +77,80 @@ class SideBySide {
       for (size_t i = 0; i < n; ++i) rows.push_back({w, from + i});
     }
     const std::span<const float> p = base_.run(pieces);
-    const std::span<const float> q = model_.run(pieces);
     const auto vocab = static_cast<size_t>(base_.model().spec().vocab_size);
-    base_.pool().parallel_for(std::ssize(rows), [&](int64_t r, int) {
-      const auto [window, token] = rows[static_cast<size_t>(r)];
-      const size_t at = static_cast<size_t>(r) * vocab;
-      OpenWindow& o = open_[window];
-      o.tokens[token] = divergence(p.subspan(at, vocab), q.subspan(at, vocab), o.targets[token]);
-    });
+    for (size_t m = 0; m < models_.size(); ++m) {
+      const std::span<const float> q = models_[m]->run(pieces);
+      base_.pool().parallel_for(std::ssize(rows), [&](int64_t r, int) {
+        const auto [window, token] = rows[static_cast<size_t>(r)];
+        const size_t at = static_cast<size_t>(r) * vocab;
+        OpenWindow& o = open_[window];
+        o.tokens[m][token] =
+            divergence(p.subspan(at, vocab), q.subspan(at, vocab), o.targets[token]);
+      });
+    }
   }
 
   // The tokens of one window.
-  Status add(std::span<const Divergence> tokens) {
+  static Status add(std::span<const Divergence> tokens, Scores& scores) {
     double base = 0.0, model = 0.0, kl = 0.0;
+    int64_t top = 0;
     for (const Divergence& d : tokens) {
       base += d.base_nats;
       model += d.model_nats;
       kl += d.kl;
-      scores_.token_kl.push_back(d.kl);
-      scores_.same_top += d.same_top ? 1 : 0;
+      scores.token_kl.push_back(d.kl);
+      top += d.same_top ? 1 : 0;
       const double delta_p = std::exp(-d.model_nats) - std::exp(-d.base_nats);
-      scores_.squared_delta_p += delta_p * delta_p;
+      scores.squared_delta_p += delta_p * delta_p;
     }
     if (!std::isfinite(base)) return internal_error("the base model's logits are not finite");
     if (!std::isfinite(model) || !std::isfinite(kl))
       return internal_error("the logits of the model that is compared are not finite");
     const auto n = static_cast<double>(tokens.size());
-    scores_.base.add(base, n);
-    scores_.model.add(model, n);
-    scores_.delta.add(model - base, n);
-    scores_.kl.add(kl, n);
+    scores.base.add(base, n);
+    scores.model.add(model, n);
+    scores.delta.add(model - base, n);
+    scores.kl.add(kl, n);
+    scores.top.add(static_cast<double>(top), n);
+    scores.same_top += top;
     return {};
   }
 
   Session& base_;
-  Session& model_;
+  std::span<Session* const> models_;
   const TextWindows& windows_;
-  Scores& scores_;
+  std::vector<Scores> scores_;  // [models]
   std::vector<OpenWindow> open_;
 };
+
+ModelComparison comparison_of(const Scores& scores, const TextWindows& windows) {
+  ModelComparison c;
+  c.window = windows.window;
+  c.windows = windows.windows();
+  c.tokens = std::ssize(scores.token_kl);
+  c.fingerprint = windows.fingerprint();
+  c.base_nats = mean_and_error(scores.base);
+  c.model_nats = mean_and_error(scores.model);
+  c.delta = mean_and_error(scores.delta);
+  c.delta_interval = bootstrap_mean(scores.delta);
+  c.kl = mean_and_error(scores.kl);
+  c.kl_interval = bootstrap_mean(scores.kl);
+  std::vector<double> token_kl = scores.token_kl;
+  std::ranges::sort(token_kl);
+  c.kl_median = percentile(token_kl, 0.5);
+  c.kl_p99 = percentile(token_kl, 0.99);
+  c.kl_p999 = percentile(token_kl, 0.999);
+  const auto tokens = static_cast<double>(c.tokens);
+  c.top1_agreement = static_cast<double>(scores.same_top) / tokens;
+  c.top1_standard_error = mean_and_error(scores.top).standard_error;
+  c.rms_delta_p = std::sqrt(scores.squared_delta_p / tokens);
+  return c;
+}
 
 // Both must run in the same arithmetic: otherwise its differences are taken for the model's.
 Result<std::string> same_arithmetic(const Session& base, const Session& model) {
   const auto text = [](const Session& s) {
-    return fmt::format("{}, cache {}{}", s.device(), ops::name_of(s.kv_type()),
+    return fmt::format("{}, cache {}{}", s.device(), s.kv_types().describe(),
                        s.options().reference ? ", reference" : "");
   };
   if (text(base) != text(model)) {
@@ -171,40 +207,37 @@ Result<TextWindows> cut_windows(const Tokenizer& tokenizer, std::span<const std:
   return result;
 }
 
-Result<ModelComparison> compare(Session& base, Session& model, const TextWindows& windows,
-                                const CompareProgress& progress) {
+Result<std::vector<ModelComparison>> compare_each(Session& base, std::span<Session* const> models,
+                                                  const TextWindows& windows,
+                                                  const CompareProgress& progress) {
   const ModelSpec& spec = base.model().spec();
-  FRESHET_RETURN_IF_ERROR(same_size(spec, model.model().spec()));
+  for (const Session* model : models) {
+    FRESHET_RETURN_IF_ERROR(same_size(spec, model->model().spec()));
+  }
   FRESHET_RETURN_IF_ERROR(check_ids(windows.ids, spec.vocab_size));
-  ModelComparison c;
-  FRESHET_ASSIGN_OR_RETURN(c.arithmetic, same_arithmetic(base, model));
-  Scores scores;
-  SideBySide both(base, model, windows, scores);
+  SideBySide all(base, models, windows);
   const int64_t at_once = base.options().sequences;
   for (int64_t w = 0; w < windows.windows(); w += at_once) {
-    FRESHET_RETURN_IF_ERROR(both.score(w, std::min(at_once, windows.windows() - w)));
-    if (!progress(static_cast<double>(scores.kl.sums.size()) /
-                  static_cast<double>(windows.windows())))
+    const int64_t count = std::min(at_once, windows.windows() - w);
+    FRESHET_RETURN_IF_ERROR(all.score(w, count));
+    if (!progress(static_cast<double>(w + count) / static_cast<double>(windows.windows())))
       return cancelled("interrupted");
   }
-  c.window = windows.window;
-  c.windows = windows.windows();
-  c.tokens = std::ssize(scores.token_kl);
-  c.fingerprint = windows.fingerprint();
-  c.base_nats = mean_and_error(scores.base);
-  c.model_nats = mean_and_error(scores.model);
-  c.delta = mean_and_error(scores.delta);
-  c.delta_interval = bootstrap_mean(scores.delta);
-  c.kl = mean_and_error(scores.kl);
-  c.kl_interval = bootstrap_mean(scores.kl);
-  std::ranges::sort(scores.token_kl);
-  c.kl_median = percentile(scores.token_kl, 0.5);
-  c.kl_p99 = percentile(scores.token_kl, 0.99);
-  c.kl_p999 = percentile(scores.token_kl, 0.999);
-  const auto tokens = static_cast<double>(c.tokens);
-  c.top1_agreement = static_cast<double>(scores.same_top) / tokens;
-  c.rms_delta_p = std::sqrt(scores.squared_delta_p / tokens);
-  return c;
+  std::vector<ModelComparison> result;
+  for (size_t m = 0; m < models.size(); ++m) {
+    result.push_back(comparison_of(all.scores(m), windows));
+  }
+  return result;
+}
+
+Result<ModelComparison> compare(Session& base, Session& model, const TextWindows& windows,
+                                const CompareProgress& progress) {
+  FRESHET_RETURN_IF_ERROR(same_size(base.model().spec(), model.model().spec()));
+  FRESHET_ASSIGN_OR_RETURN(std::string arithmetic, same_arithmetic(base, model));
+  Session* const models[] = {&model};
+  FRESHET_ASSIGN_OR_RETURN(auto all, compare_each(base, models, windows, progress));
+  all[0].arithmetic = std::move(arithmetic);
+  return std::move(all[0]);
 }
 
 Status same_vocabulary(const Tokenizer& base, const Tokenizer& model) {

@@ -58,6 +58,7 @@ struct ModelComparison {
   Interval kl_interval;
   double kl_median = 0.0, kl_p99 = 0.0, kl_p999 = 0.0;  // over tokens
   double top1_agreement = 0.0;
+  double top1_standard_error = 0.0;
   double rms_delta_p = 0.0;  // of the differences in the probability of the token that came
   ModelSize base_size, model_size;
 };
@@ -71,6 +72,12 @@ using CompareProgress = std::function<bool(double fraction)>;
 // same `sequences` and `logit_rows`, a `context` above the window, and the same vocabulary.
 Result<ModelComparison> compare(Session& base, Session& model, const TextWindows& windows,
                                 const CompareProgress& progress);
+
+// The same for several models after one pass of the base, which may run in other arithmetic than
+// they. REQUIRES: as above, of all.
+Result<std::vector<ModelComparison>> compare_each(Session& base, std::span<Session* const> models,
+                                                  const TextWindows& windows,
+                                                  const CompareProgress& progress);
 
 // One line that says how the vocabularies differ, or ok.
 Status same_vocabulary(const Tokenizer& base, const Tokenizer& model);

@@ -66,7 +66,7 @@ Status check_ids(std::span<const int32_t> ids, int64_t vocab) {
   return {};
 }
 
-Status each_logits(Session& session, std::span<const int32_t> ids,
+Status each_logits(Session& session, std::span<const int32_t> ids, const EncoderInput& encoder,
                    const std::function<Status(int64_t, std::span<const float>)>& row) {
   const auto vocab = static_cast<size_t>(session.model().spec().vocab_size);
   FRESHET_RETURN_IF_ERROR(check_ids(ids, static_cast<int64_t>(vocab)));
@@ -75,8 +75,8 @@ Status each_logits(Session& session, std::span<const int32_t> ids,
   session.reset(0);
   for (int64_t first = 0; first < length; first += step) {
     const int64_t n = std::min(step, length - first);
-    const Session::Piece piece{0, ids.subspan(static_cast<size_t>(first), static_cast<size_t>(n)),
-                               0};
+    Session::Piece piece{0, ids.subspan(static_cast<size_t>(first), static_cast<size_t>(n)), 0};
+    if (first == 0) piece.encoder = encoder;
     const std::span<const float> rows = session.run({&piece, 1});
     for (int64_t i = 0; i < n; ++i)
       FRESHET_RETURN_IF_ERROR(row(first + i, rows.subspan(static_cast<size_t>(i) * vocab, vocab)));

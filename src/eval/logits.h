@@ -14,8 +14,9 @@
 namespace freshet::eval {
 
 // Calls row(position, logits) for each position of `ids`, in order; logits: [vocab].
+// `encoder`: what the encoder reads, of an encoder-decoder, whose decoder's tokens are `ids`.
 // REQUIRES: session.options().context >= ids.size().
-Status each_logits(Session& session, std::span<const int32_t> ids,
+Status each_logits(Session& session, std::span<const int32_t> ids, const EncoderInput& encoder,
                    const std::function<Status(int64_t position, std::span<const float>)>& row);
 
 struct PerplexityOptions {

@@ -23,7 +23,8 @@ struct BranchWeightCount {
     const int64_t queries = int64_t{a.heads} * a.head_dim;
     const int64_t keys = int64_t{a.kv_heads} * a.head_dim;
     const int64_t values = int64_t{a.kv_heads} * a.value_dim;
-    return in * (queries + keys + values) + hidden * a.heads * a.value_dim;
+    return in * (queries + keys + values + (a.output_gate ? queries : 0)) +
+           hidden * a.heads * a.value_dim;
   }
   int64_t operator()(const MlaSpec& a) const {
     const int64_t queries = int64_t{a.heads} * a.head_dim();
@@ -32,11 +33,25 @@ struct BranchWeightCount {
     const int64_t kv_up = int64_t{a.heads} * (a.nope_dim + a.value_dim) * a.kv_rank;
     return q + kv_down + kv_up + hidden * a.heads * a.value_dim;
   }
+  int64_t operator()(const CrossAttentionSpec& a) const {
+    return 2 * int64_t{a.heads} * a.head_dim * (hidden + a.encoder_size);
+  }
   int64_t operator()(const MlpSpec& m) const { return (m.gated ? 3 : 2) * hidden * m.ff; }
   int64_t operator()(const MoeSpec& m) const {
     return hidden * m.routing.experts + 3 * hidden * m.expert_ff * m.routing.experts +
            3 * hidden * m.shared_ff + (m.shared_gate ? hidden : 0);
   }
+  int64_t operator()(const ShortConvSpec& s) const { return 4 * hidden * s.channels; }
+  int64_t operator()(const MambaSpec& s) const {
+    return int64_t{s.inner} * (3 * hidden + 2 * int64_t{s.dt_rank} + 2 * int64_t{s.state});
+  }
+  int64_t operator()(const Mamba2Spec& s) const {
+    return hidden * (2 * int64_t{s.inner()} + s.conv_channels() + s.heads);
+  }
+  int64_t operator()(const DeltaNetSpec& s) const {
+    return hidden * (2 * int64_t{s.keys()} + 3 * int64_t{s.values()} + 2 * int64_t{s.value_heads});
+  }
+  int64_t operator()(const LightningSpec& s) const { return 5 * hidden * s.heads * s.head_dim; }
 };
 
 // The layer of the decoder that a tensor belongs to; -1: none.

@@ -14,12 +14,23 @@ Result<ModelSpec> Session::read_spec(const std::string& model) {
 
 Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
   std::unique_ptr<Session> s(new Session(options));
-  s->compute_ = options.compute;
+  s->loaded_ = options.loaded;
+  s->compute_ = s->loaded_ != nullptr ? s->loaded_->shared_compute() : options.compute;
   if (s->compute_ == nullptr) {
     FRESHET_ASSIGN_OR_RETURN(s->compute_, runtime::Compute::open(options));
   }
-  FRESHET_ASSIGN_OR_RETURN(s->kv_type_, s->compute_->kv_type(options.kv_cache_dtype));
-  FRESHET_ASSIGN_OR_RETURN(s->loaded_, runtime::LoadedModel::load(s->compute_, options));
+  // A wrong name is said before anything is loaded.
+  FRESHET_RETURN_IF_ERROR(s->compute_->kv_type(options.kv_cache_dtype).status());
+  if (s->loaded_ == nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(s->loaded_, runtime::LoadedModel::load(s->compute_, options));
+  }
+  if (!s->model().spec().generates && !options.states) {
+    return invalid_argument(
+        "{} gives no probabilities of tokens: this needs a model that writes text", options.model);
+  }
+  FRESHET_ASSIGN_OR_RETURN(s->kv_types_,
+                           runtime::kv_types(*s->compute_, options.kv_cache_dtype,
+                                             options.kv_cache_skip_layers, s->model().spec()));
   FRESHET_RETURN_IF_ERROR(s->make_cache());
   FRESHET_RETURN_IF_ERROR(
       s->loaded_->reserve({options.batch, options.logit_rows, options.context}));
@@ -28,15 +39,22 @@ Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
 }
 
 Status Session::make_cache() {
-  const size_t groups = kv_cache_spec(model().spec(), kv_type_).groups.size();
-  blocks_ = (options_.context + ops::kBlockTokens - 1) / ops::kBlockTokens;
-  const int64_t all = blocks_ * options_.sequences;
-  if (all > INT32_MAX) return resource_exhausted("{} blocks of cache are too many", all);
-  FRESHET_ASSIGN_OR_RETURN(
-      cache_,
-      loaded_->make_cache(kv_type_, std::vector<int32_t>(groups, static_cast<int32_t>(all))));
+  const KvCacheSpec spec = kv_cache_spec(model().spec(), kv_types_);
+  std::vector<int32_t> pools;
+  group_blocks_.clear();
+  for (const KvGroup& group : spec.groups) {
+    const int64_t tokens = group.cross > 0 ? group.cross : options_.context;
+    const bool states = group.kind == KvKind::kState;
+    group_blocks_.push_back(states ? 1 : (tokens + ops::kBlockTokens - 1) / ops::kBlockTokens);
+    const int64_t all = group_blocks_.back() * options_.sequences;
+    if (all > INT32_MAX) return resource_exhausted("{} blocks of cache are too many", all);
+    pools.push_back(static_cast<int32_t>(all));
+  }
+  FRESHET_ASSIGN_OR_RETURN(cache_, loaded_->make_cache(kv_types_, pools));
   length_.assign(static_cast<size_t>(options_.sequences), 0);
-  batch_.tables.resize(groups);
+  encoded_.assign(static_cast<size_t>(options_.sequences), 0);
+  state_group_ = spec.state_group();
+  batch_.tables.resize(spec.groups.size());
   return {};
 }
 
@@ -45,15 +63,36 @@ void Session::set_length(int sequence, int64_t tokens) {
   length_[static_cast<size_t>(sequence)] = tokens;
 }
 
-std::span<float> Session::run(std::span<const Piece> pieces) {
+void Session::fill_tables(const Piece& piece, int row) {
+  const auto sequence = static_cast<size_t>(piece.sequence);
+  if (!piece.encoder.ids.empty() || piece.encoder.frames > 0) {
+    batch_.encoder_inputs.push_back(piece.encoder);
+    batch_.encoder_inputs.back().sequence = row;
+    encoded_[sequence] = static_cast<int32_t>(piece.encoder.positions());
+  }
+  const std::vector<KvGroup>& groups = cache_.spec().groups;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    BlockTables& t = batch_.tables[g];
+    for (int64_t b = 0; b < t.stride; ++b)
+      t.ids.push_back(static_cast<int32_t>(piece.sequence * t.stride + b));
+    if (groups[g].cross == 0) continue;
+    FRESHET_CHECK(encoded_[sequence] > 0, "a sequence without an input of the encoder");
+    t.context_len.push_back(encoded_[sequence]);
+  }
+}
+
+void Session::fill_batch(std::span<const Piece> pieces) {
   batch_.token_ids.clear();
   batch_.positions.clear();
+  batch_.token_types.clear();
   batch_.query_start.assign(1, 0);
   batch_.context_len.clear();
   batch_.logit_rows.clear();
-  for (BlockTables& t : batch_.tables) {
-    t.ids.clear();
-    t.stride = blocks_;
+  batch_.encoder_inputs.clear();
+  for (size_t g = 0; g < batch_.tables.size(); ++g) {
+    batch_.tables[g].ids.clear();
+    batch_.tables[g].context_len.clear();
+    batch_.tables[g].stride = group_blocks_[g];
   }
   for (const Piece& piece : pieces) {
     int64_t& length = length_[static_cast<size_t>(piece.sequence)];
@@ -63,22 +102,37 @@ std::span<float> Session::run(std::span<const Piece> pieces) {
     batch_.positions.resize(batch_.token_ids.size());
     std::iota(batch_.positions.begin() + first, batch_.positions.end(),
               static_cast<int32_t>(length));
+    if (!piece.token_types.empty()) {
+      batch_.token_types.resize(static_cast<size_t>(first));
+      batch_.token_types.insert(batch_.token_types.end(), piece.token_types.begin(),
+                                piece.token_types.end());
+    }
     length += count;
     FRESHET_CHECK(length <= options_.context, "{} tokens, planned for {}", length,
                   options_.context);
     batch_.query_start.push_back(first + count);
     batch_.context_len.push_back(static_cast<int32_t>(length));
-    for (BlockTables& t : batch_.tables) {
-      for (int64_t b = 0; b < blocks_; ++b)
-        t.ids.push_back(static_cast<int32_t>(piece.sequence * blocks_ + b));
-    }
+    fill_tables(piece, static_cast<int>(batch_.context_len.size()) - 1);
     for (int64_t r = piece.logits_from; r >= 0 && r < count; ++r)
       batch_.logit_rows.push_back(first + static_cast<int32_t>(r));
   }
+  if (!batch_.token_types.empty()) batch_.token_types.resize(batch_.token_ids.size());
+  FRESHET_CHECK(batch_.tokens() <= options_.batch &&
+                std::ssize(batch_.logit_rows) <= options_.logit_rows);
+}
+
+std::span<float> Session::run(std::span<const Piece> pieces) {
+  fill_batch(pieces);
   const auto rows = static_cast<int64_t>(batch_.logit_rows.size());
-  FRESHET_CHECK(batch_.tokens() <= options_.batch && rows <= options_.logit_rows);
   loaded_->model().forward(batch_, cache_, {logits_.as<float>()});
   return {logits_.as<float>(), static_cast<size_t>(rows * model().spec().vocab_size)};
+}
+
+std::span<const float> Session::run_states(std::span<const Piece> pieces) {
+  fill_batch(pieces);
+  states_.resize(static_cast<size_t>(batch_.tokens() * model().spec().hidden_size));
+  loaded_->model().forward(batch_, cache_, {logits_.as<float>(), states_.data()});
+  return states_;
 }
 
 }  // namespace freshet::eval

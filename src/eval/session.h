@@ -20,7 +20,12 @@ struct SessionOptions : runtime::LoadOptions {
   // Of another session, which takes turns with this one; nullptr: its own. Then the options of
   // runtime::ComputeOptions do not count.
   std::shared_ptr<runtime::Compute> compute;
-  std::string kv_cache_dtype = "auto";  // f32 in the reference path, f16 otherwise
+  bool states = false;  // run_states() is wanted, of models without logits, too
+  // Of another session, which takes turns with this one: only caches differ. nullptr: its own.
+  // Then `compute` and the options of runtime::LoadOptions do not count.
+  std::shared_ptr<runtime::LoadedModel> loaded;
+  std::string kv_cache_dtype = "auto";    // f32 in the reference path, f16 otherwise
+  std::vector<int> kv_cache_skip_layers;  // that keep what auto means
   int sequences = 1;
   int64_t context = 0;     // tokens a sequence may grow to
   int64_t batch = 512;     // most tokens of a run()
@@ -40,37 +45,52 @@ class Session {
   ThreadPool& pool() const { return loaded_->compute().pool(); }  // idle outside run()
   // For further sessions on the same threads and device (SessionOptions::compute).
   std::shared_ptr<runtime::Compute> compute() const { return compute_; }
+  std::shared_ptr<runtime::LoadedModel> loaded() const { return loaded_; }
   const SessionOptions& options() const { return options_; }
   size_t weight_bytes() const { return loaded_->weight_bytes(); }
-  ops::KvType kv_type() const { return kv_type_; }
+  const KvTypes& kv_types() const { return kv_types_; }
 
   // Tokens that follow what the sequence holds.
   struct Piece {
     int sequence = 0;
     std::span<const int32_t> ids;
     int64_t logits_from = -1;  // rows wanted: this piece's tokens from here on; < 0: none
+    std::span<const int32_t> token_types = {};  // empty: all of type 0
+    // Of encoder-decoders: what the encoder reads, with the sequence's first piece. Its
+    // `sequence` is not used.
+    EncoderInput encoder = {};
   };
   // Returns the wanted rows, piece after piece: [rows, vocab]; valid until the next run().
   // REQUIRES: the limits of the options.
   std::span<float> run(std::span<const Piece> pieces);
+  // Returns the states after the final norm of all tokens, [tokens, hidden]; valid until the next
+  // run. Texts of a model that reads both ways are given whole.
+  std::span<const float> run_states(std::span<const Piece> pieces);
   void reset(int sequence) { length_[static_cast<size_t>(sequence)] = 0; }
   int64_t length(int sequence) const { return length_[static_cast<size_t>(sequence)]; }
+  // Whether set_length() can take a sequence back to a prefix of what it has run.
+  bool rewinds() const { return state_group_ < 0; }
   // Pretends that the sequence holds `tokens` tokens; their keys and values are arbitrary.
   void set_length(int sequence, int64_t tokens);
 
  private:
   explicit Session(const SessionOptions& options) : options_(options) {}
   Status make_cache();
+  void fill_batch(std::span<const Piece> pieces);
+  void fill_tables(const Piece& piece, int row);
 
   SessionOptions options_;
   std::shared_ptr<runtime::Compute> compute_;
-  std::unique_ptr<runtime::LoadedModel> loaded_;
+  std::shared_ptr<runtime::LoadedModel> loaded_;
   KvStorage cache_;
-  ops::KvType kv_type_ = ops::KvType::kF16;
-  int64_t blocks_ = 0;           // of a sequence, in each group
-  std::vector<int64_t> length_;  // [sequences]
+  int state_group_ = -1;
+  KvTypes kv_types_;
+  std::vector<int64_t> length_;        // [sequences]
+  std::vector<int32_t> encoded_;       // [sequences] positions of the encoder's output
+  std::vector<int64_t> group_blocks_;  // of a sequence, in each group
   ForwardBatch batch_;
   Buffer logits_;
+  std::vector<float> states_;
 };
 
 }  // namespace freshet::eval

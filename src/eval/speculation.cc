@@ -146,9 +146,12 @@ Result<EngineOptions> engine_for(const SpeculationOptions& o, bool drafts) {
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
   const KvCacheSpec cache = kv_cache_spec(spec, ops::KvType::kF32);  // the largest
   const auto blocks = static_cast<size_t>(e.max_model_len / ops::kBlockTokens + 4);
+  // States: one, with one behind each draft, and as many again for checkpoints.
+  constexpr size_t kStates = 64;
   for (size_t g = 0; g < cache.groups.size(); ++g) {
-    e.kv_cache_memory +=
-        cache.block_bytes(static_cast<int>(g)) * blocks * static_cast<size_t>(o.clients + 1);
+    const bool states = static_cast<int>(g) == cache.state_group();
+    e.kv_cache_memory += cache.block_bytes(static_cast<int>(g)) * (states ? kStates : blocks) *
+                         static_cast<size_t>(o.clients + 1);
   }
   return e;
 }

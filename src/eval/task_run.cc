@@ -126,11 +126,13 @@ Status score_group(Session& session, std::span<const TaskItem> items,
   for (size_t i = 0; i < items.size(); ++i) {
     size_t common = ids[i].front().scored;
     for (const ChoiceIds& c : ids[i]) common = std::min(common, c.scored);
-    shared.push_back(common - 1);  // the last token of the prompt predicts the first of a choice
+    // The last token of the prompt predicts the first of a choice.
+    shared.push_back(session.rewinds() ? common - 1 : 0);
+    rounds = std::max(rounds, ids[i].size());
     session.reset(static_cast<int>(i));
+    if (shared.back() == 0) continue;
     const std::span<const int32_t> all(ids[i].front().ids);
     feeds.push_back({static_cast<int>(i), all.first(common - 1), {}, common - 1});
-    rounds = std::max(rounds, ids[i].size());
   }
   FRESHET_RETURN_IF_ERROR(run_feeds(session, feeds, scratch));
   for (size_t round = 0; round < rounds; ++round) {

@@ -16,6 +16,8 @@ BlockCache::BlockCache(Options options)
       tree_(static_cast<int>(options_.groups.size()), options_.hash_seed),
       lives_(options_.timed_share) {
   for (const GroupConfig& group : options_.groups) {
+    FRESHET_CHECK(group.kind != KvKind::kState || state_group_ < 0, "two groups of states");
+    if (group.kind == KvKind::kState) state_group_ = groups();
     pools_.emplace_back(group.blocks);
     Cached& c = cached_.emplace_back();
     c.evictable = options_.eviction(group.blocks);
@@ -140,6 +142,13 @@ int32_t BlockCache::usable(const Path& path) const {
   const auto depth = static_cast<int32_t>(path.nodes.size());
   std::vector<bool> good(static_cast<size_t>(depth) + 1, true);
   for (int g = 0; g < groups(); ++g) {
+    if (is_state(g)) {
+      for (int32_t length = 1; length <= depth; ++length) {
+        if (tree_.block(path.nodes[static_cast<size_t>(length) - 1], g) == kNoBlock)
+          good[static_cast<size_t>(length)] = false;
+      }
+      continue;
+    }
     int32_t run = 0;  // consecutive blocks that end at `length`
     for (int32_t length = 1; length <= depth; ++length) {
       run = tree_.block(path.nodes[static_cast<size_t>(length) - 1], g) == kNoBlock ? 0 : run + 1;
@@ -156,7 +165,8 @@ int32_t BlockCache::cached(std::string_view salt, std::span<const int32_t> token
   if (!options_.share_prefixes) return 0;
   const Path path = find(salt, tokens);
   const int32_t length = usable(path);
-  bool partly = length == static_cast<int32_t>(path.nodes.size()) && path.partial.tokens > 0;
+  bool partly = length == static_cast<int32_t>(path.nodes.size()) && path.partial.tokens > 0 &&
+                state_group_ < 0;  // a state cannot be cut
   for (int g = 0; partly && g < groups(); ++g)
     partly = tree_.block(path.partial.node, g) != kNoBlock;
   return length * kBlockTokens + (partly ? path.partial.tokens : 0);
@@ -164,7 +174,8 @@ int32_t BlockCache::cached(std::string_view salt, std::span<const int32_t> token
 
 void BlockCache::used(const BlockTable& table, int32_t cached) {
   for (int g = 0; g < groups(); ++g) {
-    for (int32_t i = table.first[static_cast<size_t>(g)]; i < cached / kBlockTokens; ++i)
+    const int32_t blocks = std::min(cached / kBlockTokens, table.blocks(g));
+    for (int32_t i = table.first[static_cast<size_t>(g)]; i < blocks; ++i)
       lives_.used(g, table.ids[static_cast<size_t>(g)][static_cast<size_t>(i)]);
   }
 }
@@ -181,6 +192,13 @@ int32_t BlockCache::begin(BlockTable& table, std::string_view salt, std::span<co
   table.registered = length;
   for (int g = 0; g < groups(); ++g) {
     std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
+    if (is_state(g)) {  // reserve() copies it
+      if (length > 0) {
+        ids = {tree_.block(path.nodes[static_cast<size_t>(length) - 1], g)};
+        ref(g, ids.front());
+      }
+      continue;
+    }
     const int32_t start = window_start(g, length * kBlockTokens);
     table.first[static_cast<size_t>(g)] = start;
     ids.assign(static_cast<size_t>(length), kNoBlock);
@@ -191,6 +209,10 @@ int32_t BlockCache::begin(BlockTable& table, std::string_view salt, std::span<co
     }
   }
   const bool whole = length == static_cast<int32_t>(path.nodes.size());
+  if (state_group_ >= 0) {
+    table.junction = whole ? 0 : static_cast<int32_t>(path.nodes.size()) * kBlockTokens;
+    return length * kBlockTokens;
+  }
   if (!whole || path.partial.tokens == 0) return length * kBlockTokens;
 
   // Use the matching part of the next block: a private copy, if each group has the block and room.
@@ -233,6 +255,7 @@ void BlockCache::offer(BlockTable& table, std::span<const int32_t> block_tokens)
     node = tree_.add_child(table.node, block_tokens);
   }
   for (int g = 0; g < groups(); ++g) {
+    if (is_state(g)) continue;
     int32_t& mine = table.ids[static_cast<size_t>(g)][static_cast<size_t>(table.registered)];
     if (mine == kNoBlock) continue;
     const int32_t theirs = tree_.block(node, g);
@@ -250,6 +273,7 @@ void BlockCache::offer(BlockTable& table, std::span<const int32_t> block_tokens)
 
 void BlockCache::slide(BlockTable& table, int32_t computed) {
   for (int g = 0; g < groups(); ++g) {
+    if (is_state(g)) continue;
     std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
     int32_t& first = table.first[static_cast<size_t>(g)];
     const int32_t start = std::min(window_start(g, computed), table.blocks(g));
@@ -280,13 +304,27 @@ bool BlockCache::copies_on_write(const BlockTable& table, int group, int32_t com
              table.ids[static_cast<size_t>(group)][static_cast<size_t>(slots / kBlockTokens)]) > 1;
 }
 
+// How many blocks tokens [computed, end) take at least.
+int32_t BlockCache::needs(const BlockTable& table, int group, int32_t computed, int32_t end) const {
+  if (is_state(group)) {
+    const std::vector<int32_t>& ids = table.ids[static_cast<size_t>(group)];
+    if (ids.empty()) return 1;
+    return pool(group).refs(ids.front()) > 1 && !only_the_tree_shares(ids.front()) ? 1 : 0;
+  }
+  return std::max(0, blocks_for(table.slots(group, end)) - table.blocks(group)) +
+         (copies_on_write(table, group, computed) ? 1 : 0);
+}
+
 bool BlockCache::reserve(BlockTable& table, int32_t computed, int32_t end,
-                         std::vector<BlockCopy>& copies) {
+                         std::vector<BlockCopy>& copies, int32_t drafts) {
   for (int g = 0; g < groups(); ++g) {
-    const int32_t fresh = std::max(0, blocks_for(table.slots(g, end)) - table.blocks(g));
-    if (fresh + (copies_on_write(table, g, computed) ? 1 : 0) > available(g)) return false;
+    if (needs(table, g, computed, end) + (is_state(g) ? drafts : 0) > available(g)) return false;
   }
   for (int g = 0; g < groups(); ++g) {
+    if (is_state(g)) {
+      reserve_state(table, end, copies, drafts);
+      continue;
+    }
     std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
     if (copies_on_write(table, g, computed)) {
       int32_t& id = ids[static_cast<size_t>(table.slots(g, computed) / kBlockTokens)];
@@ -303,6 +341,10 @@ bool BlockCache::reserve(BlockTable& table, int32_t computed, int32_t end,
 int32_t BlockCache::fit(const BlockTable& table, int32_t computed, int32_t want) const {
   int32_t end = want;
   for (int g = 0; g < groups(); ++g) {
+    if (is_state(g)) {
+      if (needs(table, g, computed, want) > available(g)) return computed;
+      continue;
+    }
     const int32_t left = available(g) - (copies_on_write(table, g, computed) ? 1 : 0);
     if (left < 0) return computed;
     // 64 bits: a pool may hold more tokens than an int32 counts
@@ -320,8 +362,19 @@ int32_t BlockCache::most_blocks(int window, int32_t end, int32_t chunk) {
   return std::min(all, blocks_for(window) + blocks_for(chunk) + 1);
 }
 
+int32_t BlockCache::most_blocks(const KvGroup& group, int32_t end, int32_t chunk) {
+  if (group.kind == KvKind::kState) return 1;
+  if (group.kind == KvKind::kCross) return blocks_for(group.cross);
+  return most_blocks(group.window, end, chunk);
+}
+
+int32_t BlockCache::most_blocks_in(int group, int32_t end, int32_t chunk) const {
+  return is_state(group) ? 1 : most_blocks(window(group), end, chunk);
+}
+
 int32_t BlockCache::still_needs(const BlockTable& table, int group, int32_t end,
                                 int32_t chunk) const {
+  if (is_state(group)) return table.empty() ? 1 : needs(table, group, 0, end);
   const int32_t held =
       table.empty() ? 0 : table.blocks(group) - table.first[static_cast<size_t>(group)];
   const int32_t ahead =
@@ -331,9 +384,12 @@ int32_t BlockCache::still_needs(const BlockTable& table, int group, int32_t end,
 
 BlockTable BlockCache::fork(const BlockTable& table, int32_t computed) {
   BlockTable copy = table;
+  FRESHET_CHECK(table.saves.empty(), "a fork between reserve() and settle()");
+  copy.rolled = kNoNode;
   for (int g = 0; g < groups(); ++g) {
     std::vector<int32_t>& ids = copy.ids[static_cast<size_t>(g)];
-    ids.resize(std::min(ids.size(), static_cast<size_t>(blocks_for(table.slots(g, computed)))));
+    if (!is_state(g))
+      ids.resize(std::min(ids.size(), static_cast<size_t>(blocks_for(table.slots(g, computed)))));
     for (const int32_t id : ids) {
       if (id != kNoBlock) ref(g, id);
     }
@@ -387,6 +443,7 @@ void BlockCache::release(BlockTable& table) {
       if (*id != kNoBlock) unref(g, *id);
     }
   }
+  for (const SavedState& saved : table.saves) unref(state_group_, saved.slot);
   move_cursor(table, kNoNode);
   table = BlockTable{};
 }
@@ -421,6 +478,8 @@ Status BlockCache::check(std::span<const BlockTable* const> tables) const {
       for (const int32_t id : table->ids[static_cast<size_t>(g)]) {
         if (id != kNoBlock) ++expected[static_cast<size_t>(id)];
       }
+      for (const SavedState& saved : table->saves)
+        if (is_state(g)) ++expected[static_cast<size_t>(saved.slot)];
     }
     for (int32_t b = 0; b < pool(g).size(); ++b) {
       if (expected[static_cast<size_t>(b)] != pool(g).refs(b)) {

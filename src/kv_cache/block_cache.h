@@ -10,6 +10,13 @@
 // the blocks of its window are still there. If a prefix ends inside a cached block, that block is
 // copied and used in part, because a copy is cheaper than computing even one token.
 //
+// The group of states (kv_storage.h) has one block for each sequence, its working slot, which every
+// step overwrites. A step may keep the state at some positions in further slots (keep_state). They
+// become checkpoints: blocks of the tree's nodes, evicted on their own. With such a group a prefix
+// ends at the deepest node that has a checkpoint and all other blocks; its working slot begins as a
+// copy of the checkpoint, made by copy on write. Rows of drafts have a slot each, from which
+// settle() takes the state behind the last accepted draft.
+//
 // The caller performs the BlockCopy lists in order, before the step that reads the blocks. Every
 // reference belongs to a table or to the tree; check() verifies this. Not synchronised.
 #pragma once
@@ -24,6 +31,7 @@
 #include "kv_cache/block_lives.h"
 #include "kv_cache/block_pool.h"
 #include "kv_cache/eviction_policy.h"
+#include "kv_cache/kv_storage.h"
 #include "kv_cache/prefix_tree.h"
 
 namespace freshet::kv_cache {
@@ -31,6 +39,7 @@ namespace freshet::kv_cache {
 struct GroupConfig {
   int window = 0;      // 0: full attention
   int32_t blocks = 0;  // size of the pool
+  KvKind kind = KvKind::kTokens;
 };
 
 struct BlockCopy {
@@ -39,12 +48,26 @@ struct BlockCopy {
   int32_t to = 0;
 };
 
+// A copy of the state that the next step makes when it has computed `tokens` tokens.
+struct SavedState {
+  int32_t tokens = 0;
+  int32_t slot = kNoBlock;
+  bool keep = false;   // for the tree; otherwise only for drafts that may be rejected
+  bool rolls = false;  // in the tree it takes the place of the last one that rolled
+};
+
 // The blocks of one sequence. Only BlockCache changes or copies it.
 struct BlockTable {
   std::vector<std::vector<int32_t>> ids;  // [groups][blocks]; kNoBlock: outside the window
   std::vector<int32_t> first;             // [groups] entries below are kNoBlock
   NodeId node = kNoNode;                  // the sequence's node in the tree
   int32_t registered = 0;                 // depth of `node`, in blocks
+  // With a group of states:
+  std::vector<SavedState> saves;  // between reserve() and settle(), ascending
+  int32_t state_end = 0;          // tokens behind which the step leaves the working slot
+  int32_t junction = 0;           // tokens of the prefix that the tree knows, if it lacks the state
+  NodeId rolled = kNoNode;        // the node with the last rolling checkpoint ...
+  int32_t rolled_slot = kNoBlock;  // ... and its slot
   // [groups] tokens whose slots were evicted: token p is in slot p - evicted, if it is newer than
   // the last eviction. The blocks of such a table never enter the tree.
   std::vector<int32_t> evicted;
@@ -74,6 +97,8 @@ class BlockCache {
 
   int groups() const { return static_cast<int>(pools_.size()); }
   int window(int group) const { return options_.groups[static_cast<size_t>(group)].window; }
+  KvKind kind(int group) const { return options_.groups[static_cast<size_t>(group)].kind; }
+  int state_group() const { return state_group_; }  // -1: none
   const BlockPool& pool(int group) const { return pools_[static_cast<size_t>(group)]; }
   int32_t idle(int group) const { return cached_[static_cast<size_t>(group)].idle; }
   // Blocks that can be taken: free and idle ones.
@@ -87,15 +112,27 @@ class BlockCache {
   void used(const BlockTable& table, int32_t cached);
   // How many of `tokens` begin() would find now, given room for a copy.
   int32_t cached(std::string_view salt, std::span<const int32_t> tokens) const;
-  // Allocates blocks for tokens [computed, end). All or nothing; false: not enough blocks.
-  bool reserve(BlockTable& table, int32_t computed, int32_t end, std::vector<BlockCopy>& copies);
+  // Allocates blocks for tokens [computed, end), and slots for the states in front of the last
+  // `drafts` of them. All or nothing; false: not enough blocks.
+  bool reserve(BlockTable& table, int32_t computed, int32_t end, std::vector<BlockCopy>& copies,
+               int32_t drafts = 0);
+  // The step for which reserve() was called last keeps the state behind `tokens` tokens, a multiple
+  // of kBlockTokens, for the tree. `rolls`: it replaces the table's last checkpoint that rolled.
+  // Returns false if there is no slot; nothing depends on it.
+  bool keep_state(BlockTable& table, int32_t tokens, bool rolls);
+  // After computed(), once it is known that the sequence goes on behind `tokens` tokens: the state
+  // there becomes the working one, kept states become checkpoints, and other slots are given back.
+  void settle(BlockTable& table, int32_t tokens);
   // The largest `end` in [computed, want] that reserve() would grant.
   int32_t fit(const BlockTable& table, int32_t computed, int32_t want) const;
   // Blocks of the group that a sequence with `table` still needs to reach `end` tokens in steps of
   // `chunk`.
   int32_t still_needs(const BlockTable& table, int group, int32_t end, int32_t chunk) const;
-  // The most blocks that a sequence in a group with `window` can hold at once.
+  // The most blocks that a sequence in a group of tokens with `window` can hold at once.
   static int32_t most_blocks(int window, int32_t end, int32_t chunk);
+  // The same in any group, without slots for drafts and checkpoints.
+  static int32_t most_blocks(const KvGroup& group, int32_t end, int32_t chunk);
+  int32_t most_blocks_in(int group, int32_t end, int32_t chunk) const;
 
   // The first `computed` of `tokens` are in the cache now: adds full blocks to the tree and drops
   // blocks outside of windows.
@@ -128,7 +165,8 @@ class BlockCache {
 
   BlockPool& pool_of(int group) { return pools_[static_cast<size_t>(group)]; }
   Cached& cached_of(int group) { return cached_[static_cast<size_t>(group)]; }
-  bool evicts_leaves_only(int group) const { return window(group) == 0; }
+  bool is_state(int group) const { return group == state_group_; }
+  bool evicts_leaves_only(int group) const { return window(group) == 0 && !is_state(group); }
   void ref(int group, int32_t block);
   void unref(int group, int32_t block);
   void list(int group, int32_t block);    // may be evicted now, if it is idle
@@ -145,10 +183,17 @@ class BlockCache {
   int32_t window_start(int group,
                        int32_t computed) const;  // first block that the next query may read
   bool copies_on_write(const BlockTable& table, int group, int32_t computed) const;
+  int32_t needs(const BlockTable& table, int group, int32_t computed, int32_t end) const;
+  bool only_the_tree_shares(int32_t slot) const;
+  void reserve_state(BlockTable& table, int32_t end, std::vector<BlockCopy>& copies,
+                     int32_t drafts);
+  void drop_rolled(BlockTable& table);
+  NodeId ancestor(const BlockTable& table, int32_t depth) const;
   void offer(BlockTable& table, std::span<const int32_t> block_tokens);
   void slide(BlockTable& table, int32_t computed);
 
   Options options_;
+  int state_group_ = -1;
   std::vector<BlockPool> pools_;
   std::vector<Cached> cached_;
   PrefixTree tree_;

@@ -1,6 +1,10 @@
 #include "kv_cache/kv_storage.h"
 
+#include <algorithm>
 #include <cstring>
+#include <string_view>
+
+#include <fmt/ranges.h>
 
 namespace freshet {
 
@@ -10,6 +14,16 @@ size_t KvCacheSpec::block_bytes(int group) const {
     bytes += layers[static_cast<size_t>(layer)].block_bytes();
   }
   return bytes;
+}
+
+bool KvCacheSpec::may_evict(int group) const {
+  const KvGroup& g = groups[static_cast<size_t>(group)];
+  if (g.kind != KvKind::kTokens || g.cross > 0 || g.window > 0 || g.chunk > 0 || g.two_way)
+    return false;
+  return std::ranges::none_of(g.layers, [&](int layer) {
+    const ops::KvShape& shape = layers[static_cast<size_t>(layer)].shape;
+    return shape.biased || ops::has_int4(shape.type);
+  });
 }
 
 KvCacheSpec group_by_layer(const KvCacheSpec& spec) {
@@ -27,6 +41,59 @@ KvCacheSpec group_by_layer(const KvCacheSpec& spec) {
     }
   }
   return by_layer;
+}
+
+std::string KvCacheSpec::type_names(int group) const {
+  std::vector<std::string_view> names;
+  for (const int layer : groups[static_cast<size_t>(group)].layers) {
+    if (layers[static_cast<size_t>(layer)].state_bytes > 0) continue;
+    const std::string_view name = ops::name_of(layers[static_cast<size_t>(layer)].shape.type);
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  }
+  return fmt::format("{}", fmt::join(names, " and "));
+}
+
+ops::KvType KvTypes::of(int model_layer) const {
+  return std::ranges::find(wide_layers, model_layer) != wide_layers.end() ? wide : type;
+}
+
+std::string KvTypes::describe() const {
+  std::string text(ops::name_of(type));
+  if (!wide_layers.empty() && wide != type) {
+    text += fmt::format(" ({} in {} layer{})", ops::name_of(wide), wide_layers.size(),
+                        wide_layers.size() == 1 ? "" : "s");
+  }
+  return text;
+}
+
+int KvCacheSpec::state_group() const {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].kind == KvKind::kState) return static_cast<int>(g);
+  }
+  return -1;
+}
+
+size_t KvCacheSpec::bytes_per_token() const {
+  size_t bytes = 0;
+  for (const KvLayer& layer : layers) {
+    if (layer.state_bytes == 0) bytes += layer.block_bytes() / ops::kBlockTokens;
+  }
+  return bytes;
+}
+
+size_t KvCacheSpec::state_bytes() const {
+  size_t bytes = 0;
+  for (const KvLayer& layer : layers) bytes += layer.state_bytes;
+  return bytes;
+}
+
+std::vector<int32_t> KvCacheSpec::pools(int64_t sequences, int64_t blocks) const {
+  std::vector<int32_t> pools;
+  for (const KvGroup& group : groups) {
+    const int64_t count = group.kind == KvKind::kState ? sequences : blocks;
+    pools.push_back(static_cast<int32_t>(std::min<int64_t>(count, INT32_MAX)));
+  }
+  return pools;
 }
 
 Result<KvStorage> KvStorage::allocate(const KvCacheSpec& spec, const std::vector<int32_t>& blocks,
@@ -58,8 +125,21 @@ Result<KvStorage> KvStorage::allocate(const KvCacheSpec& spec, const std::vector
 ops::KvView KvStorage::layer(int layer) const {
   const auto i = static_cast<size_t>(layer);
   // The view of a const owner is writable: a step writes blocks, but never changes the layout.
-  return {spec_.layers[i], const_cast<uint8_t*>(buffers_[i].data()),
+  return {spec_.layers[i].shape, const_cast<uint8_t*>(buffers_[i].data()),
           blocks_[static_cast<size_t>(group_of_[i])]};
+}
+
+ops::StateView KvStorage::states(int layer) const {
+  const auto i = static_cast<size_t>(layer);
+  FRESHET_CHECK(spec_.layers[i].state_bytes > 0, "layer {} of the cache has no state", layer);
+  return {const_cast<uint8_t*>(buffers_[i].data()), spec_.layers[i].state_bytes,
+          blocks_[static_cast<size_t>(group_of_[i])]};
+}
+
+uint8_t* KvStorage::state(int layer, int32_t slot) const {
+  const ops::StateView view = states(layer);
+  FRESHET_CHECK(slot >= 0 && slot < view.slots, "slot {} of {}", slot, view.slots);
+  return view.data + static_cast<size_t>(slot) * view.bytes;
 }
 
 size_t KvStorage::bytes() const {

@@ -1,39 +1,80 @@
 // The memory of the paged cache: one buffer for each layer of the cache, divided into blocks.
 //
-// A layer of the cache belongs to a branch of the model that stores keys and values; most models
-// have one such branch in each of their layers. Layers are grouped by attention window: a group's
-// layers share block ids, and each group has its own pool (kv_cache/block_pool.h), because a
-// sliding window needs few blocks for a sequence of any length. KvStorage owns the memory and knows
-// no sequences.
+// A layer of the cache belongs to a branch of the model that remembers earlier tokens; most models
+// have one such branch in each of their layers. Layers whose blocks live and die together form a
+// group, and each group has its own pool of block ids (kv_cache/block_pool.h). A group has a kind:
+//
+// - tokens: keys and values, kBlockTokens of them in a block. Layers are grouped by attention
+//   window, because a sliding window needs few blocks for a sequence of any length.
+// - state: a block is a slot, the whole state of one sequence in the group's layers (state-space
+//   and linear-attention layers, convolutions). Its size does not depend on the sequence's length.
+//   A model has at most one such group.
+// - cross: keys and values of an encoder's output, written once for a sequence.
+//
+// KvStorage owns the memory and knows no sequences.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
 #include "ops/attention.h"
+#include "ops/state.h"
 #include "tensor/buffer.h"
 
 namespace freshet {
 
+enum class KvKind : uint8_t { kTokens, kState, kCross };
+
 struct KvGroup {
-  int window = 0;           // 0: full attention
+  int window = 0;           // tokens: 0 is full attention
   std::vector<int> layers;  // of the cache, ascending
   int chunk = 0;            // > 0: a token sees no token of another chunk of this many positions
   bool two_way = false;     // a token also sees those behind it (within `window`, if there is one)
+  // > 0: the layers hold an encoder's output, at most this many positions, written once for each
+  // sequence; every token sees all of it.
+  int cross = 0;
+  KvKind kind = KvKind::kTokens;
 };
 
-// The layout of a model's cache: a shape for each layer of the cache, and the groups.
+// The types of a model's cache: one for all layers but those that keep a wider one.
+struct KvTypes {
+  ops::KvType type = ops::KvType::kF16;
+  ops::KvType wide = ops::KvType::kF16;
+  std::vector<int> wide_layers;  // of the model, not of the cache
+
+  KvTypes() = default;
+  KvTypes(ops::KvType same) : type(same) {}  // NOLINT: a type stands for itself in all layers
+  ops::KvType of(int model_layer) const;
+  // "int4", or "int4 (f16 in 2 layers)".
+  std::string describe() const;
+};
+
+// A layer of the cache: keys and values, or a state of `state_bytes` for each sequence.
+struct KvLayer {
+  ops::KvShape shape;
+  size_t state_bytes = 0;  // a multiple of 64; 0: keys and values
+  size_t block_bytes() const { return state_bytes > 0 ? state_bytes : shape.block_bytes(); }
+};
+
+// The layout of a model's cache: its layers and their groups.
 struct KvCacheSpec {
-  std::vector<ops::KvShape> layers;  // [layers]
+  std::vector<KvLayer> layers;  // [layers]
   std::vector<KvGroup> groups;
   size_t block_bytes(int group) const;  // of one block in all layers of the group
-  // Whether keys of live sequences may be evicted: where positions decide what a query sees, a key
-  // has to stay in the slot of its position.
-  bool may_evict(int group) const {
-    const KvGroup& g = groups[static_cast<size_t>(group)];
-    return g.window == 0 && g.chunk == 0 && !g.two_way;
-  }
+  // The types of a group's layers in the order of the layers: "int4", "f16 and int4".
+  std::string type_names(int group) const;
+  int state_group() const;  // -1: none
+  // Of all layers with keys and values, for a token of a sequence; and of a sequence's state.
+  size_t bytes_per_token() const;
+  size_t state_bytes() const;
+  // For callers that give each of `sequences` equal runs of blocks: pools in which `blocks` blocks
+  // of tokens are there, and a state for each sequence.
+  std::vector<int32_t> pools(int64_t sequences, int64_t blocks) const;
+  // Whether keys of live sequences may be evicted from the group. Where distances decide what a
+  // query sees, a key has to stay in the slot of its position; 4-bit codes cannot be moved.
+  bool may_evict(int group) const;
 };
 
 // Gives each layer with full attention a group of its own.
@@ -46,6 +87,9 @@ class KvStorage {
                                     Memory* memory = nullptr);
 
   ops::KvView layer(int layer) const;
+  // The states of a layer of the state group, and the one in `slot`.
+  ops::StateView states(int layer) const;
+  uint8_t* state(int layer, int32_t slot) const;
   int group_of(int layer) const { return group_of_[static_cast<size_t>(layer)]; }
   const KvCacheSpec& spec() const { return spec_; }
   int32_t blocks(int group) const { return blocks_[static_cast<size_t>(group)]; }

@@ -40,6 +40,14 @@ std::span<const ops::ScoredQueries> scored_of(const Step& step, int cache_layer,
   return room;
 }
 
+ops::StateView states_of(const Step& step, int cache_layer) {
+  return step.cache.states(cache_layer);
+}
+
+ops::StateBatch state_batch_of(const Step& step, int cache_layer) {
+  return step.batch.states(step.cache.group_of(cache_layer));
+}
+
 const RopeSpec* rope_of(const Step& step, int rope) {
   return rope < 0 ? nullptr : &step.spec.ropes[static_cast<size_t>(rope)];
 }
@@ -56,6 +64,7 @@ ops::Heads::Part part_of(const Step& step, const AttentionSpec& spec, const Matr
   if (spec.qk_norm != QkNorm::kNone) part.norm = &norm;
   part.norm_per_head = spec.qk_norm == QkNorm::kHeadDistinct;
   part.norm_all_heads = spec.qk_norm == QkNorm::kFull;
+  part.norm_after = spec.norm_after_rope;
   if (const RopeSpec* rope = rope_of(step, spec.rope)) {
     part.rotary_dim = rope->rotary_dim;
     part.interleaved = rope->interleaved;
@@ -87,15 +96,29 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
     all.k = product_of(w.k, k);
     all.v = product_of(w.v, heads.v);
     heads.k = part_of(step, spec, k, spec.kv_heads, k_norm);
+    if (!spec.rotates_keys) heads.k.rotary_dim = 0;
   }
   if (attends) {
     all.attend.out = step.arena.matrix(tokens, int64_t{spec.heads} * spec.value_dim);
     all.attend.params = {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data()};
+    if (spec.bias_buckets > 0) {
+      all.attend.params.distance_bias = w.distance_bias.data();
+      all.attend.params.bias_reach = spec.bias_distance;
+    }
     all.attend.o = product_of(w.out, into);
   }
   std::vector<ops::ScoredQueries> scored;
   if (attends) all.attend.scored = scored_of(step, cache_layer, scored);
+  if (!attends || !spec.output_gate) return step.ops.qkv_attention(all);
+  const Matrix gate = step.arena.matrix(tokens, all.attend.out.cols);
+  const ops::Product gates[] = {product_of(w.gate, gate)};
+  step.ops.project(in, gates);
+  all.in = {in.rows(), nullptr, {}, in.shared};  // normalised now
+  all.attend.o = {};
   step.ops.qkv_attention(all);
+  step.ops.sigmoid_product(all.attend.out, gate);
+  const ops::Product out[] = {product_of(w.out, into)};
+  step.ops.matmul(all.attend.out, out);
 }
 
 }  // namespace
@@ -114,7 +137,7 @@ size_t gqa_attention_bytes(const AttentionSpec& spec, int64_t tokens) {
   return matrix_bytes(tokens, int64_t{spec.heads} * spec.head_dim) +
          matrix_bytes(tokens, int64_t{spec.kv_heads} * spec.head_dim) +
          matrix_bytes(tokens, int64_t{spec.kv_heads} * spec.value_dim) +
-         matrix_bytes(tokens, int64_t{spec.heads} * spec.value_dim);
+         matrix_bytes(tokens, int64_t{spec.heads} * spec.value_dim) * (spec.output_gate ? 2 : 1);
 }
 
 namespace {
@@ -133,12 +156,17 @@ struct GqaKind {
     gqa_store(step, spec, w, cache_layer, in);
   }
   static Status supported(const Spec& spec, const ops::Device& device) {
-    if (!spec.two_way && spec.chunk == 0) return {};
+    if (spec.output_gate) return unsupported("{} gates no attention; use the CPU", device.name());
+    if (spec.bias_buckets > 0)
+      return unsupported("{} adds no bias by distance; use the CPU", device.name());
+    if (!spec.two_way && spec.chunk == 0 && spec.rotates_keys) return {};
     return unsupported("{} has no attention {}; use the CPU", device.name(),
-                       spec.two_way ? "in both directions" : "in chunks");
+                       spec.two_way     ? "in both directions"
+                       : spec.chunk > 0 ? "in chunks"
+                                        : "with queries scaled by their position");
   }
   static BranchCache cache(const Spec& spec, ops::KvType type) {
-    return {{type, spec.kv_heads, spec.head_dim, spec.value_dim, false},
+    return {{type, spec.kv_heads, spec.head_dim, spec.value_dim, false, spec.bias_buckets > 0},
             spec.window,
             spec.chunk,
             spec.two_way};
@@ -162,6 +190,11 @@ struct GqaKind {
       return invalid_argument("layer {}: attention heads of {} and {} features", layer, a.head_dim,
                               a.value_dim);
     }
+    if (a.bias_buckets < 0 || a.bias_buckets > kMaxSize || a.bias_distance < 0 ||
+        a.bias_distance > kMaxSize || (a.bias_buckets > 0 && a.bias_distance < 2)) {
+      return invalid_argument("layer {}: {} buckets for distances up to {}", layer, a.bias_buckets,
+                              a.bias_distance);
+    }
     if (a.window < 0) return invalid_argument("layer {}: sliding window of {}", layer, a.window);
     if (a.chunk < 0 || (a.chunk > 0 && (a.window > 0 || a.two_way))) {
       return invalid_argument("layer {}: attention in chunks of {} with a window or both ways",
@@ -170,12 +203,14 @@ struct GqaKind {
     return validate_rotation(model, a.rope, a.head_dim, layer);
   }
   static std::string describe(const Spec& a) {
-    return fmt::format("{} heads of {} over {} for keys and values{}{}", a.heads, a.head_dim,
+    return fmt::format("{} heads of {} over {} for keys and values{}{}{}", a.heads, a.head_dim,
                        a.kv_heads,
-                       describe_attention_options(a.window, a.sinks, a.rope) +
+                       describe_attention_options(a.window, a.sinks, a.rotates_keys ? a.rope : -1) +
+                           (a.rotates_keys ? "" : ", queries scaled by position") +
                            (a.chunk > 0 ? fmt::format(", chunks of {}", a.chunk) : "") +
                            (a.two_way ? ", both directions" : ""),
-                       a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "");
+                       a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "",
+                       a.output_gate ? ", output gate" : "");
   }
   static void fields(const Spec& a, json::Object& to) {
     to["attention"] = kName;

@@ -7,11 +7,15 @@ namespace freshet {
 void find_key_ranges(const ForwardBatch& batch, int group, const KvGroup& kind,
                      std::vector<ops::KeyRange>& ranges) {
   ranges.clear();
-  if (kind.chunk == 0 && !kind.two_way && batch.visible_end.empty()) return;
+  if (kind.chunk == 0 && !kind.two_way && kind.cross == 0 && batch.visible_end.empty()) return;
   const std::vector<int32_t>& slots = batch.slots(group);
   for (size_t s = 0; s < slots.size(); ++s) {
     const int32_t start = batch.query_start[s], end = batch.query_start[s + 1];
     for (int32_t token = start; token < end; ++token) {
+      if (kind.cross > 0) {
+        ranges.push_back({0, slots[s]});
+        continue;
+      }
       const int32_t position = slots[s] - (end - token);
       ops::KeyRange range{0, kind.two_way ? slots[s] : position + 1};
       if (!batch.visible_end.empty()) {

@@ -3,7 +3,8 @@
 // Prefill, chunked prefill, decode and verification are all this. Token t of the flattened batch
 // has an id and a position; sequence s owns tokens [query_start[s], query_start[s + 1]), which are
 // the last of its context_len[s] tokens. Branches with the same attention window share a block
-// table: a model has cache groups (kv_cache/kv_storage.h), and tables[g] belongs to group g.
+// table: a model has cache groups (kv_cache/kv_storage.h), and tables[g] belongs to group g. In a
+// group of states the first entry of a sequence is the slot of its state.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,19 @@
 #include "kv_cache/retention/retention.h"
 #include "ops/attention.h"
 #include "ops/sample.h"
+#include "ops/state.h"
 
 namespace freshet {
+
+// What the encoder reads for a sequence of the batch whose first tokens run.
+struct EncoderInput {
+  int sequence = 0;
+  std::span<const int32_t> ids;     // a text ...
+  const float* features = nullptr;  // ... or log-mel features [mel_bins, frames]
+  int64_t frames = 0;
+  // That the encoder makes of it: a stem halves the frames.
+  int64_t positions() const { return frames > 0 ? (frames + 1) / 2 : std::ssize(ids); }
+};
 
 constexpr int64_t kTablePiece = 64;  // strides of tables are multiples of it: few different shapes
 
@@ -45,11 +57,8 @@ struct ForwardBatch {
   std::vector<int32_t> query_start;  // [sequences + 1]
   std::vector<int32_t> context_len;  // [sequences], this step's tokens included
   std::vector<BlockTables> tables;   // [groups]
-  // Empty, or [tokens]: positions up to this one, exclusively, are visible to the token although
-  // they may lie behind it. The tokens of an image have the image's end here.
-  std::vector<int32_t> visible_end;
-  std::vector<int32_t> logit_rows;  // tokens whose logits are wanted, ascending
-  std::vector<uint8_t> best_only;   // empty, or [logit_rows]; 1: only the argmax of the row is used
+  std::vector<int32_t> logit_rows;   // tokens whose logits are wanted, ascending
+  std::vector<uint8_t> best_only;  // empty, or [logit_rows]; 1: only the argmax of the row is used
   // Empty, or the sampling descriptors of ops/sample.h: how to sample from each row of logits.
   std::vector<int32_t> samples;
   // For draft heads (FeatureSpec): [tokens, features], the target's features of each token, or
@@ -57,6 +66,16 @@ struct ForwardBatch {
   const float* features = nullptr;
   bool own_states = false;
   std::vector<ScoredTokens> scored;  // on the host only
+
+  // Empty, or [tokens]: the slot that keeps a copy of the states behind this token (ops/state.h).
+  std::vector<int32_t> state_saves;
+  std::vector<int32_t> token_types;  // [tokens], or empty: all of type 0
+  // Empty, or [tokens]: positions up to this one, exclusively, are visible to the token although
+  // they may lie behind it. The tokens of an image have the image's end here.
+  std::vector<int32_t> visible_end;
+  // Encoder-decoders: of the sequences whose keys and values of the encoder's output are not in
+  // the cache yet, ascending.
+  std::vector<EncoderInput> encoder_inputs;
 
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int sequences() const { return static_cast<int>(context_len.size()); }
@@ -72,6 +91,10 @@ struct ForwardBatch {
   const std::vector<int32_t>& slots(int group) const {
     const BlockTables& t = tables[static_cast<size_t>(group)];
     return t.context_len.empty() ? context_len : t.context_len;
+  }
+  ops::StateBatch states(int group) const {
+    const BlockTables& t = tables[static_cast<size_t>(group)];
+    return {query_start, context_len, t.ids.data(), t.stride, state_saves};
   }
 };
 

@@ -5,7 +5,9 @@
 namespace freshet {
 namespace {
 
-constexpr const BranchKind* kKinds[] = {&kAttentionKind, &kMlaKind, &kMlpKind, &kMoeKind};
+constexpr const BranchKind* kKinds[] = {
+    &kAttentionKind, &kMlaKind,    &kMlpKind,      &kMoeKind,       &kShortConvKind,
+    &kMambaKind,     &kMamba2Kind, &kDeltaNetKind, &kLightningKind, &kCrossAttentionKind};
 static_assert(std::size(kKinds) == std::variant_size_v<BranchBody>,
               "every kind of branch needs a row");
 static_assert(std::variant_size_v<BranchBody> == std::variant_size_v<decltype(BranchWeights::body)>,
@@ -38,6 +40,20 @@ Status validate_rotation(const ModelSpec& model, int rope, int features, size_t 
                             features);
   }
   return {};
+}
+
+Status states_need_the_host(const ops::Device& device) {
+  return unsupported(
+      "{}: state-space and linear-attention layers run on the CPU only; use --device "
+      "cpu",
+      device.name());
+}
+
+BranchCache state_of(int64_t floats) {
+  constexpr size_t kLine = 64;
+  BranchCache cache;
+  cache.state_bytes = (static_cast<size_t>(floats) * sizeof(float) + kLine - 1) / kLine * kLine;
+  return cache;
 }
 
 std::string describe_attention_options(int window, bool sinks, int rope) {

@@ -1,7 +1,7 @@
 // The kinds of branches that a layer may have, as a table with one row for each.
 //
 // A row is all that the decoder, the memory plan, `inspect` and `bench` know of a kind. It lives in
-// the kind's source file (attention_layer.cc, mla.cc, mlp.cc, moe.cc), made by branch_kind() from a
+// the kind's source file (attention_layer.cc, mlp.cc, mamba2.cc ...), made by branch_kind() from a
 // struct of static functions on the kind's own spec and weights. models/branch_loading.h has the
 // table of how their weights are read. Immutable; thread-safe.
 #pragma once
@@ -19,12 +19,14 @@ namespace freshet {
 
 constexpr size_t kMaxBranches = 8;  // of a layer
 
-// What a branch stores of each token.
+// What a branch stores: keys and values of each token, or a state of each sequence.
 struct BranchCache {
   ops::KvShape shape;
   int window = 0;  // 0: all tokens of the sequence; otherwise the last `window` ones
   int chunk = 0;   // as in KvGroup
   bool two_way = false;
+  int cross = 0;           // > 0: at most this many positions of an encoder, not the tokens
+  size_t state_bytes = 0;  // 0: keys and values
 };
 
 struct BranchKind {
@@ -48,13 +50,20 @@ struct BranchKind {
   // A weight whose GEMM reads the branch's input, for Ops::prepare().
   const ops::Weight& (*input_weight)(const BranchSpec& spec, const BranchWeights& w) = nullptr;
 
-  // Kinds that store keys and values have these; nullptr in the others.
+  // Kinds that remember tokens have this; nullptr in the others.
+  BranchCache (*cache)(const BranchSpec& spec, ops::KvType type) = nullptr;
+  // Kinds that store keys and values have these. Those with states have not: a state advances when
+  // the branch runs.
   // Writes the keys and values of the input to the cache, and nothing else.
   void (*store)(Step& step, const BranchSpec& spec, const BranchWeights& w, int cache_layer,
                 const ops::Input& in) = nullptr;
-  BranchCache (*cache)(const BranchSpec& spec, ops::KvType type) = nullptr;
   // How many outputs the projections have that store() computes.
   int64_t (*stored_outputs)(const BranchSpec& spec) = nullptr;
+
+  // Kinds that read an encoder's output have this: writes its keys and values to the cache.
+  // `batch` has the outputs as its tokens, and the sequences' blocks of the group.
+  void (*write_cross)(Step& step, const BranchSpec& spec, const BranchWeights& w, int cache_layer,
+                      const Matrix& states, const ops::AttentionBatch& batch) = nullptr;
 
   // Optional.
   // One line that says why a device cannot run the branch, or ok.
@@ -92,13 +101,21 @@ constexpr BranchKind branch_kind() {
   kind.input_weight = [](const BranchSpec& s, const BranchWeights& w) -> const ops::Weight& {
     return K::input_weight(std::get<S>(s.body), std::get<W>(w.body));
   };
+  if constexpr (requires { &K::cache; }) {
+    kind.cache = [](const BranchSpec& s, ops::KvType type) {
+      return K::cache(std::get<S>(s.body), type);
+    };
+  }
+  if constexpr (requires { &K::write_cross; }) {
+    kind.write_cross = [](Step& step, const BranchSpec& s, const BranchWeights& w, int cache_layer,
+                          const Matrix& states, const ops::AttentionBatch& batch) {
+      K::write_cross(step, std::get<S>(s.body), std::get<W>(w.body), cache_layer, states, batch);
+    };
+  }
   if constexpr (requires { &K::store; }) {
     kind.store = [](Step& step, const BranchSpec& s, const BranchWeights& w, int cache_layer,
                     const ops::Input& in) {
       K::store(step, std::get<S>(s.body), std::get<W>(w.body), cache_layer, in);
-    };
-    kind.cache = [](const BranchSpec& s, ops::KvType type) {
-      return K::cache(std::get<S>(s.body), type);
     };
     kind.stored_outputs = [](const BranchSpec& s) {
       return K::stored_outputs(std::get<S>(s.body));
@@ -121,10 +138,16 @@ constexpr BranchKind branch_kind() {
 }
 
 // The rows.
-extern const BranchKind kAttentionKind;  // attention_layer.cc
-extern const BranchKind kMlaKind;        // mla.cc
-extern const BranchKind kMlpKind;        // mlp.cc
-extern const BranchKind kMoeKind;        // moe.cc
+extern const BranchKind kAttentionKind;       // attention_layer.cc
+extern const BranchKind kMlaKind;             // mla.cc
+extern const BranchKind kMlpKind;             // mlp.cc
+extern const BranchKind kMoeKind;             // moe.cc
+extern const BranchKind kShortConvKind;       // short_conv.cc
+extern const BranchKind kMambaKind;           // mamba.cc
+extern const BranchKind kMamba2Kind;          // mamba2.cc
+extern const BranchKind kDeltaNetKind;        // delta_net.cc
+extern const BranchKind kLightningKind;       // lightning.cc
+extern const BranchKind kCrossAttentionKind;  // cross_attention.cc
 
 // In the order of BranchBody's alternatives.
 std::span<const BranchKind* const> branch_kinds();
@@ -144,6 +167,11 @@ constexpr bool sane(int size) {
 }
 // Of `features` of a head, as many rotate as the rope at index `rope` says.
 Status validate_rotation(const ModelSpec& model, int rope, int features, size_t layer);
+
+// For supported() of kinds with states: they run on the CPU.
+Status states_need_the_host(const ops::Device& device);
+// For cache() of kinds with states: `floats` numbers, rounded up to whole lines.
+BranchCache state_of(int64_t floats);
 
 // For describe() of kinds of attention.
 std::string describe_attention_options(int window, bool sinks, int rope);

@@ -1,9 +1,11 @@
 #include "layers/decoder.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "layers/branch_kinds.h"
+#include "layers/encoder_pass.h"
 
 namespace freshet {
 
@@ -20,22 +22,55 @@ Decoder::Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
       infos_(std::move(infos)),
       ops_(ops),
       last_stored_(last_stored(spec_)) {
+  if (spec_.encoder != nullptr) {
+    encoder_ = std::make_unique<EncoderPass>(spec_.encoder, weights_->encoder, weights_, ops);
+  }
   cos_sin_.resize(spec_.ropes.size());
   last_cos_sin_.resize(spec_.ropes.size());
   int stored = 0;
   for (const LayerSpec& layer : spec_.layers) {
     std::vector<int>& indices = cache_layers_.emplace_back();
     for (const BranchSpec& branch : layer.branches) {
-      indices.push_back(kind_of(branch).store != nullptr ? stored++ : -1);
+      indices.push_back(kind_of(branch).cache != nullptr ? stored++ : -1);
     }
   }
   if (last_stored_.layer < 0) return;
-  const auto layer = static_cast<size_t>(last_stored_.layer);
-  const int first = spec_.layers[layer].parallel ? 0 : last_stored_.branch;
-  for (int b = first; b <= last_stored_.branch; ++b) {
-    const int index = cache_layers_[layer][static_cast<size_t>(b)];
-    if (index >= 0) last_cache_layers_.push_back(index);
+  const auto from = static_cast<size_t>(last_stored_.layer);
+  for (size_t layer = from; layer < cache_layers_.size(); ++layer) {
+    const bool shares = layer > from || spec_.layers[layer].parallel;
+    for (size_t b = shares ? 0 : static_cast<size_t>(last_stored_.branch);
+         b < cache_layers_[layer].size(); ++b) {
+      if (cache_layers_[layer][b] >= 0) last_cache_layers_.push_back(cache_layers_[layer][b]);
+    }
   }
+}
+
+Decoder::~Decoder() = default;
+
+// Runs the encoder for the sequences that begin, and stores the keys and values of its outputs.
+void Decoder::encode(const ForwardBatch& batch, const KvStorage& cache) {
+  const auto write = [&](size_t first, const ForwardBatch& encoded, const Matrix& states) {
+    Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_ranges_};
+    for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+      const std::vector<BranchSpec>& branches = spec_.layers[layer].branches;
+      for (size_t b = 0; b < branches.size(); ++b) {
+        const BranchKind& kind = kind_of(branches[b]);
+        if (kind.write_cross == nullptr) continue;
+        const int cache_layer = cache_layers_[layer][b];
+        const BlockTables& tables = batch.tables[static_cast<size_t>(cache.group_of(cache_layer))];
+        cross_tables_.clear();
+        for (size_t s = 0; s < encoded.context_len.size(); ++s) {
+          const auto at =
+              tables.ids.begin() + batch.encoder_inputs[first + s].sequence * tables.stride;
+          cross_tables_.insert(cross_tables_.end(), at, at + tables.stride);
+        }
+        kind.write_cross(
+            step, branches[b], weights_->layers[layer].branches[b], cache_layer, states,
+            {encoded.query_start, encoded.context_len, cross_tables_.data(), tables.stride});
+      }
+    }
+  };
+  encoder_->run(batch.encoder_inputs, write);
 }
 
 Matrix Decoder::embed(Step& step) {
@@ -43,6 +78,8 @@ Matrix Decoder::embed(Step& step) {
   const int64_t tokens = batch.tokens();
   const Matrix x = arena_.matrix(tokens, spec_.hidden_size);
   const Scratch scratch(arena_);
+  // An encoder may share the decoder's embedding only.
+  const ModelWeights& tables = weights_->positions.empty() ? *ends_ : *weights_;
   if (spec_.embedding_size == spec_.hidden_size) {
     ops_.embed(x, embedding(), batch.token_ids, spec_.embedding_scale);
   } else {
@@ -53,9 +90,18 @@ Matrix Decoder::embed(Step& step) {
   }
   if (spec_.learned_positions > 0) {
     const Matrix positions = arena_.matrix(tokens, spec_.hidden_size);
-    ops_.embed(positions, ends_->positions, batch.positions, 1.0f, spec_.position_offset);
+    ops_.embed(positions, tables.positions, batch.positions, 1.0f, spec_.position_offset);
     ops_.add(x, positions, 1.0f);
   }
+  if (spec_.token_types > 0) {
+    const Matrix types = arena_.matrix(tokens, spec_.hidden_size);
+    const std::span<const int32_t> ids =
+        batch.token_types.empty() ? std::span<const int32_t>(zeros_).first(batch.token_ids.size())
+                                  : std::span<const int32_t>(batch.token_types);
+    ops_.embed(types, ends_->token_types, ids, 1.0f);
+    ops_.add(x, types, 1.0f);
+  }
+  if (spec_.embedded_norm) ops_.norm(x, x, norm_of(*spec_.embedded_norm, tables.embedded_norm));
   return x;
 }
 
@@ -141,6 +187,10 @@ ops::Input Decoder::branch_input(int layer, int branch, const Matrix& stream, op
   ops::Input in{stream};
   if (!spec) return in;
   norm = norm_of(*spec, weights_of(layer, branch).norms.in);
+  if (branch_of(layer, branch).normed_stream) {
+    ops_.norm(stream, stream, norm);
+    return in;
+  }
   in.norm = &norm;
   in.normed = arena_.matrix(stream.rows, stream.cols);
   return in;
@@ -165,9 +215,10 @@ void Decoder::branch(Step& step, int layer, int branch, const ops::Input& in, co
     return norm ? norm_of(*norm, weights) : ops::Norm{};
   };
   const ops::Norm after = optional_norm(norms.after, w.norms.after);
-  const bool scalable = kind.scales || spec_.residual_scale == 1.0f;
-  if (!norms.out && scalable && in.rows().data != x.data) {
-    run({x, true, spec_.residual_scale});
+  const float scale = spec_.residual_scale * spec.scale;
+  const bool scalable = kind.scales || scale == 1.0f;
+  if (!norms.out && scalable && spec.stream_scale == 1.0f && in.rows().data != x.data) {
+    run({x, true, scale});
     if (norms.after) ops_.norm(x, x, after);
     return;
   }
@@ -175,8 +226,8 @@ void Decoder::branch(Step& step, int layer, int branch, const ops::Input& in, co
   const Matrix out = arena_.matrix(x.rows, x.cols);
   run({out, false, 1.0f});
   const ops::Norm own = optional_norm(norms.out, w.norms.out);
-  ops_.add_residual(
-      {x, out, norms.out ? &own : nullptr, spec_.residual_scale, norms.after ? &after : nullptr});
+  if (spec.stream_scale != 1.0f) ops_.scale(x, spec.stream_scale);
+  ops_.add_residual({x, out, norms.out ? &own : nullptr, scale, norms.after ? &after : nullptr});
 }
 
 // Stores the keys and values of all rows of the branch's input.
@@ -197,12 +248,21 @@ Matrix Decoder::logit_rows(const Step& step, const Step& last, const Matrix& x) 
 // only those rows continue, in a stream of their own.
 Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
   const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
-  if (spec.parallel) return run_parallel(step, layer, x, last);
   Matrix stream = x;
   Step* on = &step;
+  const int parallel = spec.parallel_branches();
+  if (parallel > 0) {
+    const bool ends = last != nullptr && last_stored_.branch < parallel;
+    stream = run_parallel(step, layer, x, ends ? last : nullptr);
+    if (stream.rows == 0) return stream;
+    if (ends) on = last;
+  }
   ops::Norm norm;
-  for (int b = 0; b < static_cast<int>(spec.branches.size()); ++b) {
-    if (last != nullptr && b == last_stored_.branch) {
+  for (int b = parallel; b < static_cast<int>(spec.branches.size()); ++b) {
+    // Where states advance, all rows run to the end of the branch.
+    const bool ends = last != nullptr && b == last_stored_.branch;
+    const bool runs_all = ends && kind_of(spec.branches[static_cast<size_t>(b)]).store == nullptr;
+    if (ends && !runs_all) {
       const Matrix rows = logit_rows(step, *last, stream);
       const Scratch scratch(arena_);
       store(step, layer, b, branch_input(layer, b, stream, norm));
@@ -210,18 +270,31 @@ Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
       stream = rows;
       on = last;
     }
-    const Scratch scratch(arena_);
-    branch(*on, layer, b, branch_input(layer, b, stream, norm), stream);
+    {
+      const Scratch scratch(arena_);
+      branch(*on, layer, b, branch_input(layer, b, stream, norm), stream);
+    }
+    if (!runs_all) continue;
+    stream = logit_rows(step, *last, stream);
+    if (stream.rows == 0) return stream;
+    on = last;
   }
   return stream;
 }
 
 Matrix Decoder::run_parallel(Step& step, int layer, const Matrix& x, Step* last) {
   const std::vector<BranchSpec>& branches = spec_.layers[static_cast<size_t>(layer)].branches;
-  const auto count = static_cast<int>(branches.size());
+  const int count = spec_.layers[static_cast<size_t>(layer)].parallel_branches();
   // A branch without a norm shares the input of the branch before it. The first one has a norm.
   const auto shares = [&](int b) { return !branches[static_cast<size_t>(b)].norms.in; };
+  const bool advances = std::any_of(branches.begin(), branches.begin() + count, [](const auto& b) {
+    return kind_of(b).cache != nullptr && kind_of(b).store == nullptr;
+  });
   Matrix stream = x;
+  if (last != nullptr && advances) {  // as in run_layer()
+    stream = logit_rows(step, *last, run_parallel(step, layer, x, nullptr));
+    return stream;
+  }
   if (last != nullptr) {
     stream = logit_rows(step, *last, x);
     for (int b = 0; b < count; ++b) {
@@ -304,8 +377,13 @@ void Decoder::rope_tables(const std::vector<int32_t>& positions,
   for (size_t r = 0; r < spec_.ropes.size(); ++r) {
     auto* table = arena_.allocate_array<float>(std::ssize(positions) * spec_.ropes[r].rotary_dim);
     const Vector& frequencies = frequencies_[r];
+    const RopeSpec& rope = spec_.ropes[r];
+    ops::PositionScale growth;
+    if (rope.scaling == RopeSpec::Scaling::kTemperature) {
+      growth = {static_cast<float>(rope.factor), static_cast<float>(rope.original_context)};
+    }
     ops_.rope_table(table, positions, {frequencies.data(), static_cast<size_t>(frequencies.size)},
-                    spec_.ropes[r].attention_factor);
+                    rope.attention_factor, growth);
     tables[r] = table;
   }
 }

@@ -18,6 +18,8 @@
 
 namespace freshet {
 
+class EncoderPass;
+
 class Decoder final : public Model {
  public:
   // `infos` lists the weights for inspection. `ops` must outlive the decoder.
@@ -26,6 +28,8 @@ class Decoder final : public Model {
   // embedding and head are used where `weights` has none.
   Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
           std::shared_ptr<const ModelWeights> ends, std::vector<WeightInfo> infos, ops::Ops& ops);
+
+  ~Decoder() override;
 
   const ModelSpec& spec() const override { return spec_; }
   // Bytes of a workspace. Models that share their Ops share all but `own`.
@@ -60,6 +64,7 @@ class Decoder final : public Model {
   }
   ops::Product head(const Matrix& logits) const;
   Matrix embed(Step& step);
+  void encode(const ForwardBatch& batch, const KvStorage& cache);
   Matrix feature_stream(const ForwardBatch& batch, const Matrix& embedded);
   ops::Input paired_input(const Matrix& stream);
   void rope_tables(const std::vector<int32_t>& positions, std::vector<const float*>& tables);
@@ -105,8 +110,11 @@ class Decoder final : public Model {
   int64_t max_tokens_ = 0;
   int64_t max_logit_rows_ = 0;
   Buffer named_;  // [max_logit_rows], a device's: sampled tokens of the last batch
-  std::vector<Vector> frequencies_;  // [ropes]
-  std::vector<int32_t> every_;       // 0, 1, 2 ... up to max_tokens_
+  std::vector<Vector> frequencies_;       // [ropes]
+  std::vector<int32_t> every_;            // 0, 1, 2 ... up to max_tokens_
+  std::vector<int32_t> zeros_;            // token types of a batch that names none
+  std::unique_ptr<EncoderPass> encoder_;  // nullptr: there is none
+  std::vector<int32_t> cross_tables_;
   std::vector<std::span<const int32_t>> step_arrays_;
   std::vector<int64_t> step_key_;
   std::vector<const float*> cos_sin_;  // [ropes], of the step

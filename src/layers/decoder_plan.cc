@@ -4,6 +4,7 @@
 
 #include "layers/branch_kinds.h"
 #include "layers/decoder.h"
+#include "layers/encoder_pass.h"
 #include "layers/rope.h"
 
 namespace freshet {
@@ -11,7 +12,7 @@ namespace {
 
 Status supported(const BranchSpec& branch, const ops::Device& device) {
   const BranchKind& kind = kind_of(branch);
-  if (kind.cache != nullptr) {
+  if (kind.store != nullptr) {
     FRESHET_RETURN_IF_ERROR(device.supports(kind.cache(branch, ops::KvType::kF16).shape));
   }
   return kind.supported != nullptr ? kind.supported(branch, device) : Status();
@@ -32,8 +33,9 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
     fixed += matrix_bytes(tokens, hidden) + matrix_bytes(tokens, std::max(widest, 2 * hidden));
   }
   // The most that the embedding, a layer or the head takes on top of that.
+  const int tables = (spec_.learned_positions > 0 ? 1 : 0) + (spec_.token_types > 0 ? 1 : 0);
   size_t peak = matrix_bytes(tokens, spec_.embedding_size) + matrix_bytes(tokens, 1) +
-                matrix_bytes(tokens, hidden);
+                static_cast<size_t>(std::max(tables, 1)) * matrix_bytes(tokens, hidden);
   peak = std::max(
       peak, 2 * matrix_bytes(logit_rows, hidden) + matrix_bytes(logit_rows, spec_.embedding_size));
   for (const LayerSpec& layer : spec_.layers) {
@@ -45,6 +47,17 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
     const size_t inputs = layer.parallel ? layer.branches.size() : 1;
     peak = std::max(peak, (inputs + 1) * matrix_bytes(tokens, hidden) + most);
   }
+  if (encoder_ != nullptr) {  // keys and values of its output, and room to make them
+    size_t most = 0;
+    for (const LayerSpec& layer : spec_.layers) {
+      for (const BranchSpec& branch : layer.branches) {
+        const BranchKind& kind = kind_of(branch);
+        if (kind.write_cross == nullptr) continue;
+        most = std::max(most, kind.bytes(branch, hidden, encoder_->positions()));
+      }
+    }
+    fixed += most;
+  }
   if (ops_.device() != nullptr) {  // results wait there for the host
     fixed += matrix_bytes(logit_rows, spec_.vocab_size);
     fixed += (1 + captures_.size()) * matrix_bytes(tokens, hidden);
@@ -54,7 +67,7 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
 
 ops::Ops::ShapeLimits Decoder::limits(int64_t tokens, int64_t context) const {
   ops::Ops::ShapeLimits l;
-  l.tokens = tokens;
+  l.tokens = encoder_ != nullptr ? std::max(tokens, encoder_->positions()) : tokens;
   l.max_context = context;
   l.max_cols = std::max(spec_.hidden_size, spec_.embedding_size);
   if (spec_.features) {
@@ -85,7 +98,12 @@ size_t Decoder::input_bytes(int64_t tokens, int64_t logit_rows, int64_t context)
 Decoder::Workspace Decoder::workspace(int64_t tokens, int64_t logit_rows, int64_t context) const {
   Workspace w;
   w.own = arena_bytes(tokens, logit_rows);
-  w.scratch = ops_.scratch_bytes(limits(tokens, context));
+  if (encoder_ != nullptr) {
+    const Workspace encoder = encoder_->workspace();
+    w.own += encoder.own;
+    w.scratch = encoder.scratch;
+  }
+  w.scratch = std::max(w.scratch, ops_.scratch_bytes(limits(tokens, context)));
   if (ops_.device() != nullptr) w.inputs = input_bytes(tokens, logit_rows, context);
   return w;
 }
@@ -111,12 +129,16 @@ Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
                             spec_.learned_positions - spec_.position_offset);
   }
   if (const ops::Device* device = ops_.device()) {
+    if (reads_both_ways(spec_) || spec_.token_types > 0) {
+      return unsupported("{} does not run encoders: use --device cpu", device->name());
+    }
     for (const LayerSpec& layer : spec_.layers) {
       for (const BranchSpec& branch : layer.branches) {
         FRESHET_RETURN_IF_ERROR(supported(branch, *device));
       }
     }
   }
+  if (encoder_ != nullptr) FRESHET_RETURN_IF_ERROR(encoder_->reserve());
   FRESHET_RETURN_IF_ERROR(ops_.set_scratch(ops_.scratch_bytes(limits(tokens, context))));
   FRESHET_RETURN_IF_ERROR(ops_.set_inputs(input_bytes(tokens, logit_rows, context)));
   arena_ = Arena();  // gives its memory back before the new one is asked for
@@ -136,6 +158,7 @@ Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
   }
   every_.resize(static_cast<size_t>(tokens));
   std::iota(every_.begin(), every_.end(), 0);
+  if (spec_.token_types > 0) zeros_.assign(static_cast<size_t>(tokens), 0);
   return {};
 }
 

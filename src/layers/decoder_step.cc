@@ -75,6 +75,7 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
   }
   if (ops_.device() != nullptr) {
     for (size_t layer = 0; layer < cache.spec().layers.size(); ++layer) {
+      if (cache.spec().layers[layer].state_bytes > 0) continue;  // not on devices
       step_key_.push_back(reinterpret_cast<int64_t>(cache.layer(static_cast<int>(layer)).data));
     }
     // Another model on the same device has memory of its own.
@@ -114,6 +115,9 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
                 max_logit_rows_);
   FRESHET_CHECK(static_cast<int64_t>(batch.positions.size()) == tokens,
                 "{} positions for {} tokens", batch.positions.size(), tokens);
+  FRESHET_CHECK(rows == 0 || spec_.generates, "logits of a model without a head");
+  FRESHET_CHECK(batch.token_types.empty() || std::ssize(batch.token_types) == tokens,
+                "{} token types for {} tokens", batch.token_types.size(), tokens);
   FRESHET_CHECK(!spec_.features || batch.features != nullptr, "a draft head without features");
   arena_.reset();
   const bool on_device = ops_.device() != nullptr;
@@ -144,6 +148,7 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
       batch, cache, logits, narrows,
       std::array<int64_t, 7>{wants_states, best != nullptr, draws, takes, std::ssize(boundaries_),
                              batch.own_states, reinterpret_cast<int64_t>(batch.features)});
+  if (!batch.encoder_inputs.empty()) encode(batch, cache);
   find_ranges(batch, cache, key_ranges_);
   if (narrows) find_ranges(last_, cache, last_key_ranges_);
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_ranges_};

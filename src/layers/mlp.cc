@@ -10,16 +10,19 @@ void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input&
   const Matrix up = step.arena.matrix(in.x.rows, spec.ff);
   if (spec.gated) {
     const Matrix gate = step.arena.matrix(in.x.rows, spec.ff);
-    step.ops.gated({in,
-                    product_of(w.gate, gate),
-                    product_of(w.up, up),
-                    {spec.activation, 0.0f, 0.0f},
-                    product_of(w.down, into)});
+    ops::Product gates = product_of(w.gate, gate);
+    gates.scale = spec.gate_scale;
+    step.ops.gated(
+        {in, gates, product_of(w.up, up), {spec.activation, 0.0f, 0.0f}, product_of(w.down, into)});
     return;
   }
   const ops::Product products[] = {product_of(w.up, up)};
   step.ops.project(in, products);
-  step.ops.activation(up, spec.activation);
+  if (spec.xielu) {
+    step.ops.xielu(up, w.xielu);
+  } else {
+    step.ops.activation(up, spec.activation);
+  }
   const ops::Product down[] = {product_of(w.down, into)};
   step.ops.matmul(up, down);
 }
@@ -54,8 +57,13 @@ struct MlpKind {
     if (sane(spec.ff)) return {};
     return invalid_argument("layer {}: an MLP of {} features", layer, spec.ff);
   }
+  static Status supported(const Spec& spec, const ops::Device& device) {
+    if (!spec.xielu) return {};
+    return unsupported("MLPs with xIELU on {}: use --device cpu", device.name());
+  }
   static std::string describe(const Spec& spec) {
-    return fmt::format("{}MLP of {}", spec.gated ? "gated " : "", spec.ff);
+    return fmt::format("{}MLP of {}{}", spec.gated ? "gated " : "", spec.ff,
+                       spec.xielu ? " with xIELU" : "");
   }
   static void fields(const Spec& spec, json::Object& to) { to["ff"] = spec.ff; }
 };

@@ -47,6 +47,7 @@ void moe(Step& step, const MoeSpec& spec, const MoeWeights& w, const ops::Input&
   block.experts.gate_up_bias = w.gate_up_bias.data();
   block.experts.down_bias = w.down_bias.data();
   block.experts.glu = spec.glu;
+  block.experts.weight_before = spec.weight_before;
   block.out = into.out;
   block.add = into.add;
   if (spec.shared_ff > 0) add_shared_expert(step, spec, w, into.out, block);

@@ -79,6 +79,9 @@ std::vector<float> rope_frequencies(const RopeSpec& rope, int64_t context) {
     case S::kNone:
     case S::kDynamic:
       break;
+    case S::kTemperature:
+      std::fill(freq.begin(), freq.end(), 0.0f);
+      break;
     case S::kLinear:
       for (float& f : freq) f /= static_cast<float>(rope.factor);
       break;

@@ -6,21 +6,27 @@
 
 namespace freshet {
 
-KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type) {
+KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types) {
   KvCacheSpec cache;
-  for (const LayerSpec& layer : spec.layers) {
-    for (const BranchSpec& branch : layer.branches) {
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const ops::KvType type = types.of(static_cast<int>(i));
+    for (const BranchSpec& branch : spec.layers[i].branches) {
       const BranchKind& kind = kind_of(branch);
       if (kind.cache == nullptr) continue;
       const BranchCache stored = kind.cache(branch, type);
       const auto index = static_cast<int>(cache.layers.size());
-      cache.layers.push_back(stored.shape);
+      cache.layers.push_back({stored.shape, stored.state_bytes});
+      const KvKind of = stored.state_bytes > 0 ? KvKind::kState
+                        : stored.cross > 0     ? KvKind::kCross
+                                               : KvKind::kTokens;
       auto group = std::find_if(cache.groups.begin(), cache.groups.end(), [&](const KvGroup& g) {
-        return g.window == stored.window && g.chunk == stored.chunk && g.two_way == stored.two_way;
+        return g.kind == of && g.window == stored.window && g.chunk == stored.chunk &&
+               g.two_way == stored.two_way && g.cross == stored.cross;
       });
       if (group == cache.groups.end()) {
-        group = cache.groups.insert(cache.groups.end(),
-                                    {stored.window, {}, stored.chunk, stored.two_way});
+        group = cache.groups.insert(
+            cache.groups.end(),
+            {stored.window, {}, stored.chunk, stored.two_way, stored.cross, of});
       }
       group->layers.push_back(index);
     }
@@ -28,11 +34,19 @@ KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type) {
   return cache;
 }
 
+bool reads_both_ways(const ModelSpec& spec) {
+  return std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
+    const AttentionSpec* const attention = layer.find<AttentionSpec>();
+    return attention != nullptr && attention->two_way;
+  });
+}
+
 BranchPlace last_stored(const ModelSpec& spec) {
   for (auto layer = static_cast<int>(spec.layers.size()) - 1; layer >= 0; --layer) {
     const std::vector<BranchSpec>& branches = spec.layers[static_cast<size_t>(layer)].branches;
     for (auto branch = static_cast<int>(branches.size()) - 1; branch >= 0; --branch) {
-      if (kind_of(branches[static_cast<size_t>(branch)]).store != nullptr) return {layer, branch};
+      const BranchKind& kind = kind_of(branches[static_cast<size_t>(branch)]);
+      if (kind.cache != nullptr && kind.write_cross == nullptr) return {layer, branch};
     }
   }
   return {};
@@ -41,6 +55,7 @@ BranchPlace last_stored(const ModelSpec& spec) {
 namespace {
 
 constexpr int kMaxVocab = 1 << 24;
+constexpr int kMaxTokenTypes = 256;
 
 Status validate_rope(const RopeSpec& rope) {
   if (!(rope.theta > 0) || !(rope.factor > 0)) {
@@ -67,6 +82,10 @@ Status validate_layer(const ModelSpec& spec, size_t index) {
   if (layer.branches.empty() || layer.branches.size() > kMaxBranches) {
     return invalid_argument("layer {}: {} branches, must be 1 to {}", index, layer.branches.size(),
                             kMaxBranches);
+  }
+  if (layer.together < 0 || layer.together > std::ssize(layer.branches)) {
+    return invalid_argument("layer {}: {} of {} branches are parallel", index, layer.together,
+                            layer.branches.size());
   }
   // Otherwise the first branch would change the input of the others.
   if (layer.parallel && !layer.branches.front().norms.in) {
@@ -98,6 +117,9 @@ Status validate(const ModelSpec& spec) {
     if (paired && (first == nullptr || first->input_size != 2 * spec.hidden_size)) {
       return invalid_argument("a draft head without attention over pairs");
     }
+  }
+  if (spec.token_types < 0 || spec.token_types > kMaxTokenTypes) {
+    return invalid_argument("a table of {} token types", spec.token_types);
   }
   for (const RopeSpec& rope : spec.ropes) FRESHET_RETURN_IF_ERROR(validate_rope(rope));
   for (size_t i = 0; i < spec.layers.size(); ++i) {

@@ -6,7 +6,9 @@
 // after it is read, so safe to read from many threads.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -28,6 +30,9 @@ struct RopeSpec {
     kLlama3,    // interpolation by wavelength
     kLongRope,  // arXiv:2402.13753: a divisor for each frequency, one list below original_context
     kFactors,   // a divisor for each frequency, whatever the context (GGUF's rope_freqs)
+    // No rotation: features are scaled by 1 + factor ln(1 + floor((position + 1) /
+    // original_context)), which makes attention sharper far into a text (arXiv:2501.19399).
+    kTemperature,
   };
   double theta = 10000.0;
   int rotary_dim = 0;        // features of a head that rotate; even
@@ -51,7 +56,7 @@ struct NormSpec {
   bool bias = false;
 };
 
-// Where queries and keys are normalised before they rotate.
+// Where queries and keys are normalised, before they rotate or (norm_after_rope) after it.
 enum class QkNorm {
   kNone,
   kHead,          // each head by itself, one weight [head_dim] for all
@@ -67,6 +72,7 @@ struct AttentionSpec {
   int value_dim = 0;  // of values
   int window = 0;     // 0: full; otherwise a query sees itself and window - 1 tokens before it
   int rope = -1;      // index in ModelSpec::ropes; -1: no rotation
+  bool rotates_keys = true;  // false: the rope is for queries alone
   float scale = 1.0f;
   float softcap = 0.0f;
   bool sinks = false;
@@ -74,10 +80,32 @@ struct AttentionSpec {
   bool out_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
   NormSpec qk_norm_spec;
+  bool norm_after_rope = false;
   int input_size = 0;  // features that queries, keys and values are projected from; 0: hidden_size
   int chunk = 0;       // > 0: a query sees the tokens of its own chunk of this many positions only
   // A query also sees the tokens behind it: all, or window - 1 of them.
   bool two_way = false;
+  bool key_bias = true;  // keys have a bias if qkv_bias says so
+  // > 0: scores get a learned bias for each head and distance (T5, arXiv:1910.10683 section 2.1).
+  // Distances share `bias_buckets` numbers, and those of bias_distance or more share the last.
+  int bias_buckets = 0;
+  int bias_distance = 0;
+  // The result is multiplied by the sigmoid of a projection of the input, before `out`. The
+  // checkpoint has its rows behind each head's queries.
+  bool output_gate = false;
+};
+
+// Attention of a decoder's tokens to all of an encoder's output, whose keys and values are written
+// to the cache once for each sequence.
+struct CrossAttentionSpec {
+  int heads = 0;
+  int head_dim = 0;
+  float scale = 1.0f;
+  int encoder_size = 0;    // features of the encoder's output
+  int encoder_length = 0;  // most positions of it
+  bool qkv_bias = false;
+  bool key_bias = true;  // as in AttentionSpec
+  bool out_bias = false;
 };
 
 // Multi-head latent attention (MLA, arXiv:2405.04434).
@@ -104,7 +132,10 @@ struct MlpSpec {
   bool gated = true;  // down(act(gate(x)) * up(x)) rather than down(act(up(x)))
   int ff = 0;
   ops::Activation activation = ops::Activation::kSilu;
+  bool xielu = false;  // in place of `activation`; not gated
   bool bias = false;
+  bool down_bias = false;   // of the down projection alone
+  float gate_scale = 1.0f;  // of gate(x), before the activation
 };
 
 struct MoeSpec {
@@ -114,8 +145,72 @@ struct MoeSpec {
   bool router_bias = false;
   bool router_correction = false;
   bool expert_bias = false;
-  int shared_ff = 0;         // 0: no shared expert
-  bool shared_gate = false;  // the shared expert is scaled by a sigmoid gate
+  bool weight_before = false;  // an expert's input is scaled by its weight, and not its output
+  int shared_ff = 0;           // 0: no shared expert
+  bool shared_gate = false;    // the shared expert is scaled by a sigmoid gate
+};
+
+// Layers that keep a state of constant size for each sequence (ops/state.h). In all of them
+// `taps` counts the tokens that a depthwise causal convolution reads, itself included.
+
+// out(C * conv(B * u)), with B, C and u projected from the input (LFM2).
+struct ShortConvSpec {
+  int channels = 0;
+  int taps = 3;
+  bool bias = false;  // of the convolution and of both projections
+};
+
+// A selective state space with a decay for each channel and state (Mamba, arXiv:2312.00752).
+struct MambaSpec {
+  int inner = 0;  // channels
+  int state = 16;
+  int taps = 4;
+  int dt_rank = 0;
+  bool conv_bias = true;
+  bool proj_bias = false;
+  std::optional<NormSpec> inner_norm;  // of the step size's low rank, of B and of C
+};
+
+// One with a decay for each head (Mamba-2, arXiv:2405.21060).
+struct Mamba2Spec {
+  int heads = 0;
+  int head_dim = 0;
+  int groups = 1;  // heads of a group share B and C
+  int state = 128;
+  int taps = 4;
+  bool conv_bias = true;
+  bool proj_bias = false;
+  float dt_min = 0.0f, dt_max = 0.0f;  // limits of step sizes; dt_max 0: none
+  std::optional<NormSpec> norm;        // of the result, in `norm_groups` parts; none: gate alone
+  int norm_groups = 1;
+  bool norm_before_gate = false;
+  // Multipliers of the parts of the input projection: gate, x, B, C, step sizes (Falcon-H1).
+  std::array<float, 5> part_scale = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+
+  int inner() const { return heads * head_dim; }
+  int conv_channels() const { return inner() + 2 * groups * state; }
+};
+
+// Linear attention by the gated delta rule (arXiv:2412.06464; Qwen3-Next).
+struct DeltaNetSpec {
+  int key_heads = 0;
+  int value_heads = 0;  // a multiple of key_heads
+  int key_dim = 0;
+  int value_dim = 0;
+  int taps = 4;
+  NormSpec norm;  // of each head's result, before the gate
+
+  int keys() const { return key_heads * key_dim; }
+  int values() const { return value_heads * value_dim; }
+};
+
+// Linear attention with a fixed decay for each head (lightning attention, arXiv:2401.04658).
+struct LightningSpec {
+  int heads = 0;
+  int head_dim = 0;
+  ops::Activation activation = ops::Activation::kSilu;  // of queries, keys and values
+  NormSpec norm;                                        // of all heads together
+  float slope_scale = 1.0f;  // head h of H decays by exp(-slope_scale * 2^(-8 (h + 1) / H))
 };
 
 // The norms around one branch: x = after(x + out(branch(in(x)))).
@@ -124,18 +219,28 @@ struct BranchNorms {
 };
 
 // Every kind of branch. layers/branch_kinds.h has a row for each, in this order.
-using BranchBody = std::variant<AttentionSpec, MlaSpec, MlpSpec, MoeSpec>;
+using BranchBody = std::variant<AttentionSpec, MlaSpec, MlpSpec, MoeSpec, ShortConvSpec, MambaSpec,
+                                Mamba2Spec, DeltaNetSpec, LightningSpec, CrossAttentionSpec>;
 
 struct BranchSpec {
   BranchNorms norms;
   BranchBody body;
+  float scale = 1.0f;  // of the branch's output
+  // x = stream_scale * x + ..., where x is in(x) itself with `normed_stream` (MiniMax-01).
+  float stream_scale = 1.0f;
+  bool normed_stream = false;
 };
 
 struct LayerSpec {
   std::vector<BranchSpec> branches;  // in the order in which they add to the residual stream
-  // All branches read the layer's input. A branch without norms.in shares the normalised input of
-  // the branch before it.
+  // All branches, or the first `together` ones (0: all), read the layer's input. Of those, a branch
+  // without norms.in shares the normalised input of the branch before it.
   bool parallel = false;
+  int together = 0;
+
+  int parallel_branches() const {
+    return !parallel ? 0 : together > 0 ? together : static_cast<int>(branches.size());
+  }
 
   // The first branch of a kind; nullptr if the layer has none.
   template <class Spec>
@@ -184,6 +289,13 @@ struct FeatureSpec {
   bool raw_states = false;
 };
 
+// How an encoder of sound makes its residual stream from log-mel features: two convolutions of
+// three taps over time with a GELU behind each, the second with a stride of 2, then learned
+// positions (Whisper, arXiv:2212.04356).
+struct AudioStemSpec {
+  int mel_bins = 0;
+};
+
 struct ModelSpec {
   std::string architecture;  // for people
   int vocab_size = 0;
@@ -194,12 +306,20 @@ struct ModelSpec {
 
   float embedding_scale = 1.0f;
   int embedding_size = 0;  // width of the table; differs from hidden_size only with projections
-  int64_t learned_positions = 0;  // rows of the position table, 0: none
-  int position_offset = 0;        // added to a position before it is looked up
+  int64_t learned_positions = 0;          // rows of the position table, 0: none
+  int position_offset = 0;                // added to a position before it is looked up
+  int token_types = 0;                    // rows of the table of token types (segments), 0: none
+  std::optional<NormSpec> embedded_norm;  // of the sum of a token's embeddings
   bool tied_embeddings = false;
   bool logits_bias = false;
+  bool generates = true;  // has a head over the vocabulary; encoders have none
 
   std::optional<FeatureSpec> features;  // of a draft head
+  std::optional<AudioStemSpec> stem;    // of an encoder of sound
+  bool shared_embedding = false;        // of an encoder: its embedding is the decoder's
+
+  // Whose output the layers' CrossAttentionSpecs read. It ends with its final norm.
+  std::shared_ptr<const ModelSpec> encoder;
 
   float residual_scale = 1.0f;  // of each branch before it is added
   std::optional<NormSpec> final_norm;
@@ -207,13 +327,16 @@ struct ModelSpec {
   float logits_softcap = 0.0f;
 };
 
-// One layer of cache for each branch that stores keys and values, in the order of the branches.
-// Cache layers with the same window, chunk and direction share a group; groups are in the order of
+// One layer of cache for each branch that remembers something, in the order of the branches. Cache
+// layers with the same kind, window, chunk and direction share a group; groups are in the order of
 // their first layers.
-KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type);
+KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types);
 
-// The last branch that stores keys and values: tokens that need no logits stop behind it. -1, -1 if
-// no branch stores any.
+// Whether tokens see those behind them: then a sequence is computed in one step, whole.
+bool reads_both_ways(const ModelSpec& spec);
+
+// The last branch that remembers tokens: tokens that need no logits stop behind it. -1, -1 if
+// no branch does.
 struct BranchPlace {
   int layer = -1;
   int branch = -1;

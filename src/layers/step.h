@@ -57,6 +57,9 @@ ops::Product product_of(const Linear& linear, const Matrix& out);
 ops::Product product_of(const Linear& linear, const Into& into);
 // The step's batch with the block table of a layer of the cache.
 ops::AttentionBatch batch_of(const Step& step, int cache_layer);
+// The states of a layer of the cache, and those that the step reads and writes.
+ops::StateView states_of(const Step& step, int cache_layer);
+ops::StateBatch state_batch_of(const Step& step, int cache_layer);
 // The step's tokens to score in a layer of the cache. `room` holds the result.
 std::span<const ops::ScoredQueries> scored_of(const Step& step, int cache_layer,
                                               std::vector<ops::ScoredQueries>& room);

@@ -4,9 +4,11 @@
 // keep their addresses.
 #pragma once
 
+#include <memory>
 #include <variant>
 #include <vector>
 
+#include "ops/arguments.h"
 #include "ops/weight.h"
 #include "tensor/buffer.h"
 
@@ -36,7 +38,13 @@ struct BranchNormWeights {
 struct AttentionWeights {
   Linear q, k, v, out;
   NormWeights q_norm, k_norm;
-  Vector sinks;  // [heads]
+  Vector sinks;          // [heads]
+  Vector distance_bias;  // [heads, 2 * bias_distance + 1], by distance from -bias_distance on
+  Linear gate;           // [heads * value_dim, hidden], with AttentionSpec::output_gate
+};
+
+struct CrossAttentionWeights {
+  Linear q, k, v, out;
 };
 
 struct MlaWeights {
@@ -52,6 +60,7 @@ struct MlaWeights {
 
 struct MlpWeights {
   Linear gate, up, down;
+  ops::Xielu xielu;  // on the host
 };
 
 struct MoeWeights {
@@ -64,10 +73,63 @@ struct MoeWeights {
   Linear shared_gate;  // [1, hidden]
 };
 
+// A depthwise causal convolution.
+struct ConvWeights {
+  Vector weight;  // [taps, channels], oldest token first
+  Vector bias;    // [channels]
+};
+
+struct ShortConvWeights {
+  Linear in;  // [3 * channels, hidden]: B, C, u
+  ConvWeights conv;
+  Linear out;
+};
+
+struct MambaWeights {
+  Linear in;  // [2 * inner, hidden]: u, gate
+  ConvWeights conv;
+  Linear x;   // [dt_rank + 2 * state, inner]: step sizes, B, C
+  Linear dt;  // [inner, dt_rank]
+  Vector a;   // [state, inner], negative
+  Vector d;   // [inner]
+  NormWeights dt_norm, b_norm, c_norm;
+  Linear out;
+};
+
+struct Mamba2Weights {
+  Linear in;  // [2 * inner + 2 * groups * state + heads, hidden]: gate, x, B, C, step sizes
+  ConvWeights conv;
+  Vector a;        // [heads], negative
+  Vector d;        // [heads]
+  Vector dt_bias;  // [heads]
+  NormWeights norm;
+  Linear out;
+};
+
+struct DeltaNetWeights {
+  Linear qkvz;  // [2 * keys + 2 * values, hidden]: all queries, keys, values, gates
+  Linear ba;    // [2 * value_heads, hidden]: write strengths, decays
+  ConvWeights conv;
+  Vector a;        // [value_heads], negative
+  Vector dt_bias;  // [value_heads]
+  NormWeights norm;
+  Linear out;
+};
+
+struct LightningWeights {
+  Linear qkv;    // all queries, keys, values
+  Linear gate;   // [heads * head_dim, hidden]
+  Vector decay;  // [heads], negative: the logarithm
+  NormWeights norm;
+  Linear out;
+};
+
 struct BranchWeights {
   BranchNormWeights norms;
   // Of the kind that BranchSpec::body has: the alternatives are in the same order.
-  std::variant<AttentionWeights, MlaWeights, MlpWeights, MoeWeights> body;
+  std::variant<AttentionWeights, MlaWeights, MlpWeights, MoeWeights, ShortConvWeights, MambaWeights,
+               Mamba2Weights, DeltaNetWeights, LightningWeights, CrossAttentionWeights>
+      body;
 };
 
 struct LayerWeights {
@@ -75,15 +137,19 @@ struct LayerWeights {
 };
 
 struct ModelWeights {
-  ops::Weight embedding;  // [vocab, embedding_size]
-  ops::Weight positions;  // [learned_positions, hidden]
-  Linear embedding_in;    // [hidden, embedding_size], if the two differ
-  Linear embedding_out;   // [embedding_size, hidden]
-  Linear features;        // of a draft head: [hidden, joined or target's width]
+  ops::Weight embedding;    // [vocab, embedding_size]
+  ops::Weight positions;    // [learned_positions, hidden]
+  ops::Weight token_types;  // [token_types, hidden]
+  NormWeights embedded_norm;
+  Linear embedding_in;   // [hidden, embedding_size], if the two differ
+  Linear embedding_out;  // [embedding_size, hidden]
+  Linear features;       // of a draft head: [hidden, joined or target's width]
   NormWeights input_norm, embedding_norm, feature_norm;
   std::vector<LayerWeights> layers;
   NormWeights final_norm;
-  Linear head;  // [vocab, embedding_size]; empty weight: the embedding
+  Linear stem[2];  // of an encoder of sound: [hidden, 3 * mel_bins], [hidden, 3 * hidden]
+  std::shared_ptr<const ModelWeights> encoder;
+  Linear head;  // [vocab, embedding_size]; empty weight: the embedding, or the model has no head
 };
 
 }  // namespace freshet

@@ -47,8 +47,31 @@ Status assemble_ends(WeightReader& reader, const ModelSpec& spec, ModelWeights& 
     FRESHET_RETURN_IF_ERROR(
         reader.norm(out.final_norm, Role::kFinalNorm, *spec.final_norm, -1, hidden));
   }
-  if (spec.tied_embeddings) return {};
+  if (spec.tied_embeddings && spec.generates && spec.logits_bias) {
+    FRESHET_RETURN_IF_ERROR(reader.vector(out.head.bias, Role::kHeadBias, "", -1, spec.vocab_size));
+  }
+  if (spec.tied_embeddings || !spec.generates) return {};
   return reader.linear(out.head, Role::kHead, -1, spec.vocab_size, width, spec.logits_bias);
+}
+
+}  // namespace
+
+namespace {
+
+// A convolution of three taps: [out, in, 3], whose rows multiply columns in the order (in, tap).
+Status assemble_convolution(WeightReader& reader, Role role, int64_t rows, int64_t inputs,
+                            Linear& out) {
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* tensor, reader.require(role, ".weight"));
+  if (tensor->shape != std::vector<int64_t>{rows, inputs, 3})
+    return invalid_argument("tensor '{}' must be [{}, {}, 3]", tensor->name, rows, inputs);
+  if (!tensor->format)
+    return unsupported("tensor '{}' has the type {}", tensor->name, tensor->dtype);
+  Rows source = Rows::shape(*tensor->format, rows, 3 * inputs);
+  for (size_t r = 0; r < source.rows.size(); ++r)
+    source.rows[r] = tensor->data + r * (tensor->bytes / source.rows.size());
+  FRESHET_RETURN_IF_ERROR(reader.pack(out.weight, tensor->name, source));
+  reader.release(*tensor);
+  return reader.vector(out.bias, role, ".bias", -1, rows);
 }
 
 }  // namespace
@@ -56,11 +79,26 @@ Status assemble_ends(WeightReader& reader, const ModelSpec& spec, ModelWeights& 
 Status assemble_embedding(WeightReader& reader, const ModelSpec& spec, ModelWeights& out) {
   const int64_t width = spec.embedding_size;
   const int64_t hidden = spec.hidden_size;
-  FRESHET_RETURN_IF_ERROR(
-      assemble_table(reader, Role::kEmbedding, spec.vocab_size, width, out.embedding));
+  if (spec.stem) {
+    FRESHET_RETURN_IF_ERROR(assemble_convolution(reader, Role::kConvolution1, hidden,
+                                                 spec.stem->mel_bins, out.stem[0]));
+    FRESHET_RETURN_IF_ERROR(
+        assemble_convolution(reader, Role::kConvolution2, hidden, hidden, out.stem[1]));
+  } else if (!spec.shared_embedding) {
+    FRESHET_RETURN_IF_ERROR(
+        assemble_table(reader, Role::kEmbedding, spec.vocab_size, width, out.embedding));
+  }
   if (spec.learned_positions > 0) {
     FRESHET_RETURN_IF_ERROR(
         assemble_table(reader, Role::kPositions, spec.learned_positions, hidden, out.positions));
+  }
+  if (spec.token_types > 0) {
+    FRESHET_RETURN_IF_ERROR(
+        assemble_table(reader, Role::kTokenTypes, spec.token_types, hidden, out.token_types));
+  }
+  if (spec.embedded_norm) {
+    FRESHET_RETURN_IF_ERROR(
+        reader.norm(out.embedded_norm, Role::kEmbeddedNorm, *spec.embedded_norm, -1, hidden));
   }
   if (width == hidden) return {};
   return reader.linear(out.embedding_in, Role::kEmbeddingIn, -1, hidden, width, false);

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <numeric>
 
 #include "models/branch_loading.h"
@@ -36,14 +39,37 @@ FusedOrders fused_orders(const AttentionSpec& a, FusedQkv layout) {
   const int64_t v = int64_t{a.kv_heads} * a.value_dim;
   if (layout == FusedQkv::kStacked) return {range(0, q), range(q, k), range(q + k, v)};
   FusedOrders orders;
-  for (int64_t h = 0; h < a.heads; ++h) {
-    Order* parts[] = {&orders.q, &orders.k, &orders.v};
-    for (int64_t part = 0; part < 3; ++part) {
-      const Order rows = range((h * 3 + part) * a.head_dim, a.head_dim);
-      parts[part]->insert(parts[part]->end(), rows.begin(), rows.end());
-    }
+  int64_t next = 0;
+  const auto take = [&](Order& part, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) part.push_back(next++);
+  };
+  for (int64_t group = 0; group < a.kv_heads; ++group) {
+    take(orders.q, q / a.kv_heads);
+    take(orders.k, a.head_dim);
+    take(orders.v, a.value_dim);
   }
   return orders;
+}
+
+// Queries whose gates are behind them in the same matrix, head by head.
+Status assemble_gated(WeightReader& reader, const AttentionSpec& a, int64_t hidden, int layer,
+                      AttentionWeights& out) {
+  const int64_t q = int64_t{a.heads} * a.head_dim, gates = int64_t{a.heads} * a.value_dim;
+  Order queries, gate;
+  for (int64_t h = 0; h < a.heads; ++h) {
+    const int64_t first = h * (a.head_dim + a.value_dim);
+    const Order own = range(first, a.head_dim), behind = range(first + a.head_dim, a.value_dim);
+    queries.insert(queries.end(), own.begin(), own.end());
+    gate.insert(gate.end(), behind.begin(), behind.end());
+  }
+  FRESHET_RETURN_IF_ERROR(
+      reader.linear(out.q, Role::kQuery, layer, q + gates, hidden, a.qkv_bias, queries));
+  FRESHET_RETURN_IF_ERROR(
+      reader.linear(out.gate, Role::kQuery, layer, q + gates, hidden, a.qkv_bias, gate));
+  FRESHET_RETURN_IF_ERROR(reader.linear(out.k, Role::kKey, layer, int64_t{a.kv_heads} * a.head_dim,
+                                        hidden, a.qkv_bias));
+  return reader.linear(out.v, Role::kValue, layer, int64_t{a.kv_heads} * a.value_dim, hidden,
+                       a.qkv_bias);
 }
 
 Status assemble_qkv(WeightReader& reader, const AttentionSpec& a, int64_t hidden, int layer,
@@ -51,6 +77,7 @@ Status assemble_qkv(WeightReader& reader, const AttentionSpec& a, int64_t hidden
   const int64_t q = int64_t{a.heads} * a.head_dim;
   const int64_t k = int64_t{a.kv_heads} * a.head_dim;
   const int64_t v = int64_t{a.kv_heads} * a.value_dim;
+  if (a.output_gate) return assemble_gated(reader, a, hidden, layer, out);
   const bool separate = reader.find(Role::kQuery, ".weight", layer) != nullptr ||
                         reader.find(Role::kQkv, ".weight", layer) == nullptr;
   if (separate) {
@@ -62,7 +89,7 @@ Status assemble_qkv(WeightReader& reader, const AttentionSpec& a, int64_t hidden
     FRESHET_RETURN_IF_ERROR(
         reader.linear(out.q, Role::kQuery, layer, q, hidden, a.qkv_bias, q_order));
     FRESHET_RETURN_IF_ERROR(
-        reader.linear(out.k, Role::kKey, layer, k, hidden, a.qkv_bias, k_order));
+        reader.linear(out.k, Role::kKey, layer, k, hidden, a.qkv_bias && a.key_bias, k_order));
     return reader.linear(out.v, Role::kValue, layer, v, hidden, a.qkv_bias);
   }
   const FusedQkv layout = reader.is_gguf() ? FusedQkv::kStacked : reader.architecture().fused_qkv;
@@ -110,10 +137,44 @@ Status assemble_qk_norm(WeightReader& reader, const AttentionSpec& a, Role role,
   return {};
 }
 
+// The bucket of a distance (key minus query), as transformers' T5 computes it: in F32.
+int64_t bucket_of(const AttentionSpec& a, int64_t distance) {
+  int64_t buckets = a.bias_buckets, first = 0;
+  if (a.two_way) {
+    buckets /= 2;
+    if (distance > 0) first = buckets;
+    distance = std::abs(distance);
+  } else {
+    distance = -std::min<int64_t>(distance, 0);
+  }
+  const int64_t exact = buckets / 2;
+  if (distance < exact) return first + distance;
+  const float steps = static_cast<float>(std::log(double{1} * a.bias_distance / exact));
+  const float log = std::log(static_cast<float>(distance) / static_cast<float>(exact)) / steps;
+  const auto step = static_cast<int64_t>(log * static_cast<float>(buckets - exact));
+  return first + std::min(exact + step, buckets - 1);
+}
+
+// The table [buckets, heads] of the first layer, which all share, by head and distance.
+Status assemble_distance_bias(WeightReader& reader, const AttentionSpec& a, Vector& out) {
+  if (a.bias_buckets == 0) return {};
+  FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor,
+                           reader.require(Role::kDistanceBias, ".weight", 0));
+  FRESHET_ASSIGN_OR_RETURN(const std::vector<float> table,
+                           reader.values(*tensor, int64_t{a.bias_buckets} * a.heads));
+  std::vector<float> values;
+  for (int64_t h = 0; h < a.heads; ++h) {
+    for (int64_t d = -a.bias_distance; d <= a.bias_distance; ++d)
+      values.push_back(table[static_cast<size_t>(bucket_of(a, d) * a.heads + h)]);
+  }
+  return reader.store(out, values);
+}
+
 Status assemble(WeightReader& reader, const AttentionSpec& a, int64_t hidden, int layer,
                 AttentionWeights& out) {
   const int64_t input = a.input_size > 0 ? a.input_size : hidden;
   FRESHET_RETURN_IF_ERROR(assemble_qkv(reader, a, input, layer, out));
+  FRESHET_RETURN_IF_ERROR(assemble_distance_bias(reader, a, out.distance_bias));
   FRESHET_RETURN_IF_ERROR(
       assemble_qk_norm(reader, a, Role::kQueryNorm, layer, a.heads, out.q_norm));
   FRESHET_RETURN_IF_ERROR(
@@ -126,15 +187,24 @@ Status make(DummyMaker& maker, const AttentionSpec& a, int64_t hidden, Attention
   const int64_t k = int64_t{a.kv_heads} * a.head_dim;
   const int64_t input = a.input_size > 0 ? a.input_size : hidden;
   FRESHET_RETURN_IF_ERROR(maker.linear(out.q, "attention.q", Role::kQuery, q, input, a.qkv_bias));
-  FRESHET_RETURN_IF_ERROR(maker.linear(out.k, "attention.k", Role::kKey, k, input, a.qkv_bias));
+  FRESHET_RETURN_IF_ERROR(
+      maker.linear(out.k, "attention.k", Role::kKey, k, input, a.qkv_bias && a.key_bias));
   FRESHET_RETURN_IF_ERROR(maker.linear(out.v, "attention.v", Role::kValue,
                                        int64_t{a.kv_heads} * a.value_dim, input, a.qkv_bias));
+  if (a.output_gate) {
+    FRESHET_RETURN_IF_ERROR(maker.linear(out.gate, "attention.gate", Role::kQuery,
+                                         int64_t{a.heads} * a.value_dim, input, a.qkv_bias));
+  }
   FRESHET_RETURN_IF_ERROR(maker.linear(out.out, "attention.out", Role::kOutput, hidden,
                                        int64_t{a.heads} * a.value_dim, a.out_bias));
   if (a.qk_norm != QkNorm::kNone) {
     const bool one = a.qk_norm == QkNorm::kHead;
     FRESHET_RETURN_IF_ERROR(maker.norm(out.q_norm, a.qk_norm_spec, one ? a.head_dim : q));
     FRESHET_RETURN_IF_ERROR(maker.norm(out.k_norm, a.qk_norm_spec, one ? a.head_dim : k));
+  }
+  if (a.bias_buckets > 0) {
+    FRESHET_RETURN_IF_ERROR(
+        maker.vector(out.distance_bias, int64_t{a.heads} * (2 * a.bias_distance + 1), 0.0f));
   }
   return a.sinks ? maker.vector(out.sinks, a.heads, 0.0f) : Status();
 }

@@ -1,7 +1,7 @@
 // Where the weights of each kind of branch come from, as a table with one row for each.
 //
 // A row reads a branch's weights from a checkpoint, or makes random ones. It lives in the kind's
-// source file (branch_attention.cc, branch_mla.cc, branch_mlp.cc, branch_moe.cc).
+// source file (branch_attention.cc, branch_mlp.cc ...).
 // layers/branch_kinds.h has the table of what the kinds compute. Immutable; thread-safe.
 #pragma once
 
@@ -21,6 +21,7 @@ struct NormRoles {
   Role in, out, after;
 };
 constexpr NormRoles kAttentionNorms{Role::kAttentionIn, Role::kAttentionOut, Role::kAttentionAfter};
+constexpr NormRoles kCrossNorms{Role::kCrossIn, Role::kCrossOut, Role::kCrossAfter};
 constexpr NormRoles kMlpNorms{Role::kMlpIn, Role::kMlpOut, Role::kMlpAfter};
 
 struct BranchLoading {
@@ -50,10 +51,26 @@ constexpr BranchLoading branch_loading(const NormRoles& norms) {
 }
 
 // The rows.
-extern const BranchLoading kAttentionLoading;  // branch_attention.cc
-extern const BranchLoading kMlaLoading;        // branch_mla.cc
-extern const BranchLoading kMlpLoading;        // branch_mlp.cc
-extern const BranchLoading kMoeLoading;        // branch_moe.cc
+extern const BranchLoading kAttentionLoading;       // branch_attention.cc
+extern const BranchLoading kMlaLoading;             // branch_mla.cc
+extern const BranchLoading kMlpLoading;             // branch_mlp.cc
+extern const BranchLoading kMoeLoading;             // branch_moe.cc
+extern const BranchLoading kCrossAttentionLoading;  // branch_cross.cc
+extern const BranchLoading kShortConvLoading;       // branch_states.cc
+extern const BranchLoading kMambaLoading;
+extern const BranchLoading kMamba2Loading;
+extern const BranchLoading kDeltaNetLoading;  // branch_linear.cc
+extern const BranchLoading kLightningLoading;
+
+// Parts of layers with states, which have matrices as they are and everything else in F32.
+// A depthwise convolution: [channels, 1, taps] or [channels, taps] becomes [taps, channels].
+Status assemble_conv(WeightReader& reader, int layer, int64_t channels, int taps, bool bias,
+                     ConvWeights& out);
+Status make_conv(DummyMaker& maker, int64_t channels, int taps, bool bias, ConvWeights& out);
+// Rates of decay, negative: [rows, cols] becomes [cols, rows].
+Status assemble_decay(WeightReader& reader, int layer, int64_t rows, int64_t cols, Vector& out);
+// The bias of step sizes.
+Status assemble_dt_bias(WeightReader& reader, int layer, int64_t size, Vector& out);
 
 const BranchLoading& loading_of(const BranchSpec& branch);
 

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <numeric>
 
 #include "models/branch_loading.h"
@@ -6,6 +7,35 @@
 namespace freshet::models {
 namespace {
 
+// One of the layer's numbers: a tensor, or an element of a list in GGUF's metadata.
+Result<float> xielu_number(const WeightReader& reader, Role role, int layer) {
+  if (reader.is_gguf()) {
+    const std::string key = reader.stem(role);
+    const auto list = reader.metadata(key);
+    const auto at = static_cast<size_t>(layer);
+    if (list && list->size() == 1) return list->front();
+    if (list && at < list->size()) return (*list)[at];
+    return invalid_argument("GGUF: '{}' has no number for layer {}", key, layer);
+  }
+  FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor, reader.require(role, "", layer));
+  FRESHET_ASSIGN_OR_RETURN(const std::vector<float> values, reader.values(*tensor, 1));
+  return values.front();
+}
+
+// The file stores the slopes as numbers whose softplus they are, the negative one less beta.
+Status assemble_xielu(const WeightReader& reader, int layer, ops::Xielu& out) {
+  const auto softplus = [](float x) { return std::log1p(std::exp(x)); };
+  if (reader.is_gguf() || reader.find(Role::kXieluBeta, "", layer) != nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(out.beta, xielu_number(reader, Role::kXieluBeta, layer));
+    FRESHET_ASSIGN_OR_RETURN(out.eps, xielu_number(reader, Role::kXieluEps, layer));
+  }
+  FRESHET_ASSIGN_OR_RETURN(const float positive, xielu_number(reader, Role::kXieluPositive, layer));
+  FRESHET_ASSIGN_OR_RETURN(const float negative, xielu_number(reader, Role::kXieluNegative, layer));
+  out.positive = softplus(positive);
+  out.negative = out.beta + softplus(negative);
+  return {};
+}
+
 Status assemble(WeightReader& reader, const MlpSpec& mlp, int64_t hidden, int layer,
                 MlpWeights& out) {
   const int64_t ff = mlp.ff;
@@ -13,10 +43,11 @@ Status assemble(WeightReader& reader, const MlpSpec& mlp, int64_t hidden, int la
                      reader.find(Role::kGateUp, ".weight", layer) != nullptr;
   if (fused) {
     std::vector<int64_t> order(static_cast<size_t>(ff));
-    std::iota(order.begin(), order.end(), 0);
+    const bool up_first = reader.architecture().up_before_gate && !reader.is_gguf();
+    std::iota(order.begin(), order.end(), up_first ? ff : 0);
     FRESHET_RETURN_IF_ERROR(
         reader.linear(out.gate, Role::kGateUp, layer, 2 * ff, hidden, mlp.bias, order));
-    std::iota(order.begin(), order.end(), ff);
+    std::iota(order.begin(), order.end(), up_first ? 0 : ff);
     FRESHET_RETURN_IF_ERROR(
         reader.linear(out.up, Role::kGateUp, layer, 2 * ff, hidden, mlp.bias, order));
   } else {
@@ -25,7 +56,8 @@ Status assemble(WeightReader& reader, const MlpSpec& mlp, int64_t hidden, int la
     }
     FRESHET_RETURN_IF_ERROR(reader.linear(out.up, Role::kUp, layer, ff, hidden, mlp.bias));
   }
-  return reader.linear(out.down, Role::kDown, layer, hidden, ff, mlp.bias);
+  if (mlp.xielu) FRESHET_RETURN_IF_ERROR(assemble_xielu(reader, layer, out.xielu));
+  return reader.linear(out.down, Role::kDown, layer, hidden, ff, mlp.bias || mlp.down_bias);
 }
 
 Status make(DummyMaker& maker, const MlpSpec& mlp, int64_t hidden, MlpWeights& out) {

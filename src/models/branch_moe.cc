@@ -73,7 +73,8 @@ class ExpertReader {
   ExpertReader(WeightReader& reader, const MoeSpec& moe, int64_t hidden, int layer)
       : reader_(reader), moe_(moe), hidden_(hidden), layer_(layer) {
     interleaved_ = reader.architecture().experts_interleaved && !reader.is_gguf();
-    layout_ = interleaved_ ? Layout::kTransposed : Layout::kRows;
+    const bool transposed = reader.architecture().experts_transposed && !reader.is_gguf();
+    layout_ = transposed ? Layout::kTransposed : Layout::kRows;
   }
 
   Status read(MoeWeights& out) {
@@ -212,9 +213,19 @@ Status assemble(WeightReader& reader, const MoeSpec& moe, int64_t hidden, int la
   FRESHET_RETURN_IF_ERROR(ExpertReader(reader, moe, hidden, layer).read(out));
   if (moe.shared_ff == 0) return {};
   const int64_t ff = moe.shared_ff;
-  FRESHET_RETURN_IF_ERROR(
-      reader.linear(out.shared.gate, Role::kSharedGate, layer, ff, hidden, false));
-  FRESHET_RETURN_IF_ERROR(reader.linear(out.shared.up, Role::kSharedUp, layer, ff, hidden, false));
+  if (reader.find(Role::kSharedGateUp, ".weight", layer) != nullptr) {  // gates, then ups
+    const std::vector<int64_t> order = gates_then_ups(ff, false);
+    const std::span<const int64_t> rows(order);
+    FRESHET_RETURN_IF_ERROR(reader.linear(out.shared.gate, Role::kSharedGateUp, layer, 2 * ff,
+                                          hidden, false, rows.first(static_cast<size_t>(ff))));
+    FRESHET_RETURN_IF_ERROR(reader.linear(out.shared.up, Role::kSharedGateUp, layer, 2 * ff, hidden,
+                                          false, rows.last(static_cast<size_t>(ff))));
+  } else {
+    FRESHET_RETURN_IF_ERROR(
+        reader.linear(out.shared.gate, Role::kSharedGate, layer, ff, hidden, false));
+    FRESHET_RETURN_IF_ERROR(
+        reader.linear(out.shared.up, Role::kSharedUp, layer, ff, hidden, false));
+  }
   FRESHET_RETURN_IF_ERROR(
       reader.linear(out.shared.down, Role::kSharedDown, layer, hidden, ff, false));
   if (!moe.shared_gate) return {};

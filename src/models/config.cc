@@ -6,6 +6,7 @@
 namespace freshet::models {
 
 std::optional<std::pair<std::string_view, const json::Value*>> Config::entry(Keys keys) const {
+  if (asked_ != nullptr) asked_->insert(keys.begin(), keys.end());
   for (const std::string_view key : keys) {
     const json::Value* value = root_.find(key);
     if (value != nullptr && !value->is_null()) return std::pair(key, value);
@@ -124,9 +125,17 @@ std::vector<std::string> Config::texts(Keys keys) {
 ops::Activation Config::activation(Keys keys, std::string_view fallback) {
   using A = ops::Activation;
   static constexpr std::pair<std::string_view, A> kNames[] = {
-      {"silu", A::kSilu},         {"swish", A::kSilu},         {"gelu", A::kGelu},
-      {"gelu_new", A::kGeluTanh}, {"gelu_fast", A::kGeluTanh}, {"gelu_pytorch_tanh", A::kGeluTanh},
-      {"relu", A::kRelu},         {"relu2", A::kRelu2},        {"quick_gelu", A::kQuickGelu},
+      {"silu", A::kSilu},
+      {"swish", A::kSilu},
+      {"gelu", A::kGelu},
+      {"swiglu", A::kSilu},
+      {"geglu", A::kGelu},
+      {"gelu_new", A::kGeluTanh},
+      {"gelu_fast", A::kGeluTanh},
+      {"gelu_pytorch_tanh", A::kGeluTanh},
+      {"relu", A::kRelu},
+      {"relu2", A::kRelu2},
+      {"quick_gelu", A::kQuickGelu},
   };
   const std::string name = text(keys, fallback);
   for (const auto& [known, activation] : kNames) {

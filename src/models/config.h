@@ -9,6 +9,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,6 +42,9 @@ class Config {
   std::vector<std::string> texts(Keys keys);  // empty when absent
   ops::Activation activation(Keys keys, std::string_view fallback);
 
+  // From now on, the keys that are looked up are added to `asked`.
+  void record(std::set<std::string>* asked) { asked_ = asked; }
+
   void fail(Status status);  // keeps the first
   const Status& status() const { return status_; }
 
@@ -52,6 +56,7 @@ class Config {
   const json::Value& root_;
   std::string where_;
   Status status_;
+  std::set<std::string>* asked_ = nullptr;
 };
 
 }  // namespace freshet::models

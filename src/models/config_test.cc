@@ -95,7 +95,7 @@ TEST(Config, PublishedOnesReadAsTransformersReadsThem) {
     expect_facts(*spec, want);
     ++supported;
   }
-  EXPECT_EQ(supported, 100);
+  EXPECT_EQ(supported, 106);
 }
 
 TEST(Config, DefaultsFillWhatIsLeftOut) {
@@ -120,12 +120,45 @@ TEST(Config, TooManyLayersAreRefusedByEveryArchitecture) {
       json::Object object;
       object["model_type"] = json::Value(architecture.type);
       object[key] = 4097;
+      // Of encoder-decoders.
+      for (const char* side : {"num_layers", "encoder_layers", "decoder_layers"})
+        object[side] = 4097;
       const auto spec = read_spec(json::Value(std::move(object)));
       ASSERT_FALSE(spec.ok()) << architecture.type;
       EXPECT_NE(spec.status().message().find("4097 layers"), std::string::npos)
           << architecture.type << ": " << spec.status().message();
     }
   }
+}
+
+TEST(Config, Llama4HasChunksAndLayersWithoutRope) {
+  const json::Value config = read("meta-llama--Llama-4-Maverick-17B-128E-Instruct_config.json");
+  const auto spec = read_spec(*config.find("text_config"));
+  ASSERT_TRUE(spec.ok()) << spec.status().message();
+  ASSERT_EQ(spec->layers.size(), 48u);
+  EXPECT_EQ(spec->layers[0].mlp().ff, 16384);
+  EXPECT_EQ(spec->layers[0].attention().chunk, 8192);
+  EXPECT_EQ(spec->layers[0].attention().rope, 0);
+  const MoeSpec* const moe = spec->layers[3].find<MoeSpec>();
+  ASSERT_NE(moe, nullptr);
+  EXPECT_EQ(moe->routing.experts, 128);
+  EXPECT_EQ(moe->expert_ff, 8192);
+  EXPECT_TRUE(moe->weight_before);
+  EXPECT_EQ(spec->layers[3].attention().chunk, 0);
+  EXPECT_FALSE(spec->layers[3].attention().rotates_keys);
+  const RopeSpec& temperature = spec->ropes[static_cast<size_t>(spec->layers[3].attention().rope)];
+  EXPECT_EQ(temperature.scaling, RopeSpec::Scaling::kTemperature);
+  EXPECT_EQ(temperature.original_context, 8192);
+}
+
+// rope_scaling of Hunyuan's files: "dynamic" with an alpha is a base, whatever the context.
+TEST(Config, HunyuansAlphaIsABase) {
+  const auto spec = spec_of(
+      R"({"model_type": "hunyuan_v1_dense", "hidden_size": 4096, "num_attention_heads": 32,
+          "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"}})");
+  ASSERT_TRUE(spec.ok()) << spec.status().message();
+  EXPECT_EQ(spec->ropes.front().scaling, RopeSpec::Scaling::kNone);
+  EXPECT_NEAR(spec->ropes.front().theta, 1e4 * std::pow(1000.0, 128.0 / 126.0), 1e-3);
 }
 
 TEST(Config, OldAndNewSpellingsOfRopeAgree) {
@@ -162,6 +195,14 @@ TEST(Config, ErrorsNameTheKey) {
        "'linear_attention'"},
       {R"({"model_type": "mixtral", "num_experts_per_tok": 9})", "9 of 8 experts"},
       {R"({"model_type": "deepseek_v3", "n_group": 7})", "groups"},
+      {R"({"model_type": "llama", "hidden_act": "xielu"})", "xIELU"},
+      {R"({"model_type": "falcon", "alibi": true})", "'alibi'"},
+      {R"({"model_type": "olmoe", "clip_qkv": 8.0})", "'clip_qkv'"},
+      {R"({"model_type": "ernie4_5_moe", "use_bias": true})", "'use_bias'"},
+      {R"({"model_type": "smollm3", "no_rope_layers": [1, 0]})", "'no_rope_layers'"},
+      {R"({"model_type": "phimoe", "rope_scaling": {"type": "longrope", "short_mscale": 1.0,
+          "long_mscale": 1.2, "short_factor": [1], "long_factor": [1]}})",
+       "long_mscale"},
   };
   for (const auto& [text, part] : cases) {
     const auto spec = spec_of(text);

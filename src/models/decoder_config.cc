@@ -1,5 +1,6 @@
 #include "models/decoder_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -17,8 +18,8 @@ ModelSpec decoder_spec(Config& c, std::string_view name, const DecoderDefaults& 
   NormSpec norm;
   norm.kind = d.norm;
   norm.bias = d.norm_bias;
-  norm.eps = static_cast<float>(
-      c.number({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"}, d.eps));
+  norm.eps = static_cast<float>(c.number(
+      {"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"}, d.eps));
   spec.final_norm = norm;
 
   AttentionSpec a;
@@ -37,8 +38,10 @@ ModelSpec decoder_spec(Config& c, std::string_view name, const DecoderDefaults& 
   MlpSpec mlp;
   mlp.gated = d.gated;
   mlp.ff = c.size({"n_inner", "ffn_dim", "intermediate_size"}, d.ff);
-  mlp.activation =
-      c.activation({"hidden_activation", "hidden_act", "activation_function"}, d.activation);
+  const Keys activation = {"hidden_activation", "hidden_act", "activation_function"};
+  mlp.xielu = c.text(activation, d.activation) == "xielu";
+  if (mlp.xielu && d.gated) c.fail(unsupported("xIELU in a gated MLP is not supported"));
+  if (!mlp.xielu) mlp.activation = c.activation(activation, d.activation);
   int layers = c.size({"n_layer", "num_hidden_layers"}, d.layers);
   if (layers > 4096) {
     c.fail(invalid_argument("the configuration asks for {} layers", layers));
@@ -67,6 +70,65 @@ void set_windows(Config& c, ModelSpec& spec, int window, const std::function<boo
     }
     spec.layers[i].attention().window = slides ? window : 0;
   }
+}
+
+std::function<bool(int)> local_layers(Config& c, std::function<bool(int)> local) {
+  std::vector<std::string> types = c.texts({"layer_types"});
+  if (types.empty()) return local;
+  return [types = std::move(types)](int layer) {
+    return static_cast<size_t>(layer) < types.size() &&
+           types[static_cast<size_t>(layer)] != "full_attention";
+  };
+}
+
+std::function<bool(int)> rotating_layers(Config& c, const ModelSpec& spec) {
+  std::vector<float> list = c.floats({"no_rope_layers"});
+  const int interval = c.size({"no_rope_layer_interval"}, 4);
+  if (list.empty()) return [interval](int layer) { return (layer + 1) % interval != 0; };
+  if (list.size() < spec.layers.size()) {
+    c.fail(invalid_argument("the configuration's 'no_rope_layers' lists {} of {} layers",
+                            list.size(), spec.layers.size()));
+    list.resize(spec.layers.size());
+  }
+  return [list = std::move(list)](int layer) { return list[static_cast<size_t>(layer)] != 0; };
+}
+
+void set_local_ropes(Config& c, ModelSpec& spec, double theta,
+                     const std::function<bool(int)>& local) {
+  const int head_dim = spec.layers.front().attention().head_dim;
+  const int64_t context = spec.max_context;
+  const RopeSpec full = read_rope(
+      c, head_dim, {.theta = theta, .layer_type = "full_attention", .max_context = context});
+  RopeSpec near;
+  near.theta = full.theta;
+  near.rotary_dim = full.rotary_dim;
+  const json::Value* parameters = c.find({"rope_parameters"});
+  if (parameters != nullptr && parameters->find("sliding_attention") != nullptr) {
+    near = read_rope(c, head_dim,
+                     {.theta = theta, .layer_type = "sliding_attention", .max_context = context});
+  }
+  spec.ropes = {full, near};
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    spec.layers[i].attention().rope = local(static_cast<int>(i)) ? 1 : 0;
+  }
+}
+
+std::vector<bool> attention_layers(Config& c, const ModelSpec& spec, Keys attention, Keys states) {
+  std::vector<bool> attends(spec.layers.size(), true);
+  const std::vector<std::string> types = c.texts({"layer_types", "layers_block_type"});
+  if (types.empty()) return attends;
+  if (types.size() < spec.layers.size()) {
+    c.fail(invalid_argument("the configuration's 'layer_types' lists {} of {} layers", types.size(),
+                            spec.layers.size()));
+    return attends;
+  }
+  for (size_t i = 0; i < attends.size(); ++i) {
+    attends[i] = std::ranges::find(attention, types[i]) != attention.end();
+    if (attends[i] || std::ranges::find(states, types[i]) != states.end()) continue;
+    c.fail(unsupported("unsupported kind of layer '{}'", types[i]));
+    return attends;
+  }
+  return attends;
 }
 
 namespace {

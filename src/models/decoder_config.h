@@ -39,6 +39,24 @@ ModelSpec decoder_spec(Config& config, std::string_view name, const DecoderDefau
 void set_windows(Config& config, ModelSpec& spec, int window,
                  const std::function<bool(int)>& sliding);
 
+// Whether a layer is local: by `layer_types`, or by `local(layer)` if the list is absent. Unlike a
+// window, this does not depend on the context.
+std::function<bool(int)> local_layers(Config& config, std::function<bool(int)> local);
+
+// Whether a layer rotates queries and keys: by `no_rope_layers`, where 1 means that it does, or all
+// but each `no_rope_layer_interval`-th (4).
+std::function<bool(int)> rotating_layers(Config& config, const ModelSpec& spec);
+
+// Two ropes, of full layers (index 0) and of local ones (1). A scaling applies to full ones only,
+// unless `rope_parameters` has a part for each type.
+void set_local_ropes(Config& config, ModelSpec& spec, double theta,
+                     const std::function<bool(int)>& local);
+
+// Which layers attend, in models whose other layers keep states: by `layer_types`, whose entries
+// must be in one of the lists. All of them attend if the key is absent.
+std::vector<bool> attention_layers(Config& config, const ModelSpec& spec, Keys attention,
+                                   Keys states);
+
 // Replaces the MLP of the layers for which `sparse(layer)` holds by experts.
 void set_experts(ModelSpec& spec, const MoeSpec& moe, const std::function<bool(int)>& sparse);
 

@@ -23,6 +23,11 @@ Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, DummyFormat fo
                                         spec.learned_positions, hidden, Fill::kPlain,
                                         ops::Use::kTable));
   }
+  if (spec.token_types > 0) {
+    FRESHET_RETURN_IF_ERROR(make.matrix(w.token_types, "token_types", Role::kTokenTypes,
+                                        spec.token_types, hidden, Fill::kPlain, ops::Use::kTable));
+  }
+  FRESHET_RETURN_IF_ERROR(make.norm(w.embedded_norm, spec.embedded_norm, hidden));
   if (width != hidden) {
     FRESHET_RETURN_IF_ERROR(
         make.linear(w.embedding_in, "embedding_in", Role::kEmbeddingIn, hidden, width, false));
@@ -41,7 +46,7 @@ Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, DummyFormat fo
     }
   }
   FRESHET_RETURN_IF_ERROR(make.norm(w.final_norm, spec.final_norm, hidden));
-  if (!spec.tied_embeddings) {
+  if (!spec.tied_embeddings && spec.generates) {
     FRESHET_RETURN_IF_ERROR(make.linear(w.head, "head", Role::kHead, spec.vocab_size, width,
                                         spec.logits_bias, experts ? Fill::kHead : Fill::kPlain));
   }

@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "models/gguf_families.h"
+
 namespace freshet::models {
 namespace {
 
@@ -32,6 +34,7 @@ constexpr KeyName kWholeNumbers[] = {
     {"expert_group_count", "n_group"},
     {"expert_group_used_count", "topk_group"},
     {"leading_dense_block_count", "first_k_dense_replace"},
+    {"interleave_moe_layer_step", "interleave_moe_layer_step"},
 };
 
 constexpr KeyName kNumbers[] = {
@@ -74,7 +77,7 @@ class Translator {
       }
     }
     what_tensors_show();
-    model_type(architecture);
+    FRESHET_RETURN_IF_ERROR(complete_family(checkpoint_, architecture, out_));
     rope_scaling(architecture);
     return json::Value(std::move(out_));
   }
@@ -121,69 +124,6 @@ class Translator {
     if (embedding != nullptr && embedding->shape.size() == 2) {
       out_["vocab_size"] = json::Value(embedding->shape[0]);
     }
-  }
-
-  void model_type(std::string_view architecture) {
-    static constexpr KeyName kTypes[] = {
-        {"qwen2moe", "qwen2_moe"}, {"qwen3moe", "qwen3_moe"},    {"gemma3", "gemma3_text"},
-        {"gptneox", "gpt_neox"},   {"command-r", "cohere"},      {"gpt-oss", "gpt_oss"},
-        {"mistral", "mistral"},    {"deepseek2", "deepseek_v2"},
-    };
-    std::string_view type = architecture;
-    for (const KeyName& known : kTypes) {
-      if (known.gguf == architecture) type = known.config;
-    }
-    const bool experts = get("expert_count").value_or(0) > 0;
-    if (architecture == "llama" && get("attention.sliding_window")) type = "mistral";
-    if (architecture == "llama" && experts) type = "mixtral";
-    if (architecture == "deepseek2") {
-      latent_attention();
-      // Scores by sigmoid (2) and their correction came with V3.
-      const std::string first = std::to_string(get("leading_dense_block_count").value_or(0));
-      if (get("expert_gating_func").value_or(1) == 2 || has("blk." + first + ".exp_probs_b.bias")) {
-        type = "deepseek_v3";
-      }
-      if (type == "deepseek_v2" && get("expert_group_count").value_or(1) > 1) {
-        out_["topk_method"] = json::Value("group_limited_greedy");
-      }
-    }
-    if (architecture == "qwen3moe") out_["norm_topk_prob"] = json::Value(true);
-    if (architecture == "gpt-oss" && out_.find("moe_intermediate_size") != nullptr) {
-      out_["intermediate_size"] = *out_.find("moe_intermediate_size");
-    }
-    if (architecture == "gemma2" || architecture == "gemma3") query_scale();
-    out_["model_type"] = json::Value(type);
-  }
-
-  // Files made for the absorbed form give the latent's size as the key length, and the heads' own
-  // sizes under other names.
-  void latent_attention() {
-    const int64_t rope = get("rope.dimension_count").value_or(64);
-    const int64_t key =
-        get("attention.key_length_mla").value_or(get("attention.key_length").value_or(0));
-    const auto value = get("attention.value_length_mla");
-    out_["qk_rope_head_dim"] = json::Value(rope);
-    if (key > rope) out_["qk_nope_head_dim"] = json::Value(key - rope);
-    if (const auto v = value ? value : get("attention.value_length"))
-      out_["v_head_dim"] = json::Value(*v);
-    if (out_.find("q_lora_rank") == nullptr) out_["q_lora_rank"] = json::Value(nullptr);
-    if (const json::Value* heads = out_.find("num_attention_heads")) {
-      const json::Value copy = *heads;
-      out_["num_key_value_heads"] = copy;
-    }
-    out_.erase("head_dim");
-  }
-
-  // The file does not give the scale of queries: the 27B models divide by the square root of hidden
-  // / heads, and all others by that of the head's size.
-  void query_scale() {
-    const int64_t layers = get("block_count").value_or(0);
-    const int64_t heads = get("attention.head_count").value_or(0);
-    const int64_t hidden = get("embedding_length").value_or(0);
-    const int64_t head_dim = get("attention.key_length").value_or(0);
-    const bool large = (layers == 46 || layers == 62) && heads > 0;
-    const int64_t scale = large ? hidden / heads : head_dim;
-    if (scale > 0) out_["query_pre_attn_scalar"] = json::Value(scale);
   }
 
   void rope_scaling(std::string_view architecture) {

@@ -47,7 +47,7 @@ Architecture gpt_neox() {
   return {.type = "gpt_neox",
           .spec = gpt_neox_model::spec,
           .names = gpt_neox_model::kNames,
-          .fused_qkv = FusedQkv::kPerHead};
+          .fused_qkv = FusedQkv::kPerGroup};
 }
 
 }  // namespace freshet::models

@@ -59,6 +59,7 @@ Architecture gpt_oss() {
           .spec = gpt_oss_model::spec,
           .names = gpt_oss_model::kNames,
           .gguf_names = gpt_oss_model::kGgufNames,
+          .experts_transposed = true,
           .experts_interleaved = true};
 }
 

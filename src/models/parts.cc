@@ -52,8 +52,7 @@ Status add_tensor(const WeightReader& reader, const LinearRole& role,
                        source.shape.size(), wanted);
   }
   const Architecture& a = reader.architecture();
-  const bool transposed =
-      !reader.is_gguf() && (role.stacked ? a.experts_interleaved : a.transposed);
+  const bool transposed = !reader.is_gguf() && (role.stacked ? a.experts_transposed : a.transposed);
   const int64_t first = source.shape[wanted - 2], last = source.shape[wanted - 1];
   linear.source = &source;
   linear.role = role.role;

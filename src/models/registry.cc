@@ -12,6 +12,7 @@
 #include "models/architectures.h"
 #include "models/assemble.h"
 #include "models/gguf_config.h"
+#include "models/pooled_heads.h"
 #include "models/weight_cache.h"
 #include "models/weight_reader.h"
 #include "ops/device.h"
@@ -21,10 +22,20 @@ namespace models {
 
 std::span<const Architecture> architectures() {
   static const Architecture list[] = {
-      llama(),     mistral(), mixtral(),     qwen2(),       qwen3(),      qwen2_moe(),
-      qwen3_moe(), gemma(),   gemma2(),      gemma3(),      phi3(),       gpt2(),
-      gpt_neox(),  opt(),     olmo2(),       granite(),     starcoder2(), stablelm(),
-      cohere(),    glm4(),    deepseek_v2(), deepseek_v3(), gpt_oss(),
+      llama(),        mistral(),       mixtral(),    qwen2(),      qwen3(),
+      qwen2_moe(),    qwen3_moe(),     gemma(),      gemma2(),     gemma3(),
+      phi3(),         gpt2(),          gpt_neox(),   opt(),        olmo2(),
+      granite(),      starcoder2(),    stablelm(),   cohere(),     glm4(),
+      deepseek_v2(),  deepseek_v3(),   gpt_oss(),    smollm3(),    olmo3(),
+      olmoe(),        cohere2(),       exaone4(),    glm4_moe(),   ernie4_5(),
+      ernie4_5_moe(), hunyuan_dense(), seed_oss(),   apertus(),    arcee(),
+      nemotron(),     phi(),           phimoe(),     falcon(),     minimax_m2(),
+      granitemoe(),   gpt_bigcode(),   gptj(),       llama4(),     bert(),
+      roberta(),      xlm_roberta(),   camembert(),  nomic_bert(), modernbert(),
+      gte(),          gte_new(),       t5(),         mt5(),        bart(),
+      mbart(),        whisper(),       lfm2(),       lfm2_moe(),   mamba(),
+      falcon_mamba(), mamba2(),        qwen3_next(), falcon_h1(),  granitemoehybrid(),
+      bamba(),        jamba(),         nemotron_h(), minimax(),
   };
   return list;
 }
@@ -111,7 +122,7 @@ bool same_numbers(const loader::TensorSource& a, const loader::TensorSource& b) 
 // overruled, or "".
 std::string settle_head(const loader::Checkpoint& checkpoint, const Architecture& architecture,
                         ModelSpec& spec) {
-  if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf) return {};
+  if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf || !spec.generates) return {};
   const WeightNames names = WeightNames::safetensors(architecture.names);
   const auto* head = find_weight(checkpoint, names.stem(Role::kHead));
   const auto* embedding = find_weight(checkpoint, names.stem(Role::kEmbedding));
@@ -139,14 +150,20 @@ Result<ModelSpec> read_settled(const loader::Checkpoint& checkpoint, const json:
                                std::string& warning) {
   FRESHET_ASSIGN_OR_RETURN(const Architecture* architecture, find_architecture(config));
   FRESHET_ASSIGN_OR_RETURN(ModelSpec spec, read_spec(config));
+  // Its head gives scores (pooled_heads.h).
+  if (is_classifier(config)) spec.generates = false;
   warning = settle_head(checkpoint, *architecture, spec);
   return spec;
 }
+
+}  // namespace
 
 Result<json::Value> config_of(const loader::Checkpoint& checkpoint) {
   if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf) return gguf_config(checkpoint);
   return text_config(checkpoint.config());
 }
+
+namespace {
 
 // A model that is being loaded.
 struct Loading {
@@ -157,13 +174,28 @@ struct Loading {
   ModelSpec spec;
 };
 
-Result<std::unique_ptr<Model>> load_packing(const Loading& l, WeightCache* packed) {
-  WeightReader reader(l.checkpoint, *l.architecture, l.ops, l.progress, packed);
+// All weights of the model, an encoder's included. `infos` lists them.
+Result<ModelWeights> assemble_all(const Loading& l, WeightCache* packed, WeightCacheWriter* copy,
+                                  std::vector<Model::WeightInfo>& infos) {
+  WeightReader reader(l.checkpoint, *l.architecture, l.ops, l.progress, packed, copy);
   FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, assemble(reader, l.spec));
+  infos = reader.take_infos();
+  if (l.spec.encoder == nullptr) return weights;
+  Architecture named = *l.architecture;
+  named.names = l.architecture->encoder_names;
+  WeightReader encoder(l.checkpoint, named, l.ops, l.progress, packed, copy);
+  FRESHET_ASSIGN_OR_RETURN(ModelWeights read, assemble(encoder, *l.spec.encoder));
+  weights.encoder = std::make_shared<const ModelWeights>(std::move(read));
+  for (Model::WeightInfo& info : encoder.take_infos()) infos.push_back(std::move(info));
+  return weights;
+}
+
+Result<std::unique_ptr<Model>> load_packing(const Loading& l, WeightCache* packed) {
+  std::vector<Model::WeightInfo> infos;
+  FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, assemble_all(l, packed, nullptr, infos));
   const size_t total = l.checkpoint.total_bytes();
   if (l.progress) l.progress(total, total);
-  return std::unique_ptr<Model>(
-      new Decoder(l.spec, std::move(weights), reader.take_infos(), l.ops));
+  return std::unique_ptr<Model>(new Decoder(l.spec, std::move(weights), std::move(infos), l.ops));
 }
 
 Result<std::unique_ptr<Model>> load_mapped(const Loading& l, const std::string& path,
@@ -178,8 +210,8 @@ Result<std::unique_ptr<Model>> load_mapped(const Loading& l, const std::string& 
 Status write_cache(const Loading& l, const std::string& path, std::string_view key,
                    Status& broken) {
   FRESHET_ASSIGN_OR_RETURN(WeightCacheWriter writer, WeightCacheWriter::create(path));
-  WeightReader reader(l.checkpoint, *l.architecture, l.ops, l.progress, nullptr, &writer);
-  if (const auto weights = assemble(reader, l.spec); !weights.ok()) {
+  std::vector<Model::WeightInfo> infos;
+  if (const auto weights = assemble_all(l, nullptr, &writer, infos); !weights.ok()) {
     if (writer.status().ok()) broken = weights.status();
     return weights.status();
   }
@@ -211,6 +243,15 @@ Result<std::unique_ptr<Model>> load_cached(const Loading& l, const std::string& 
   return model;
 }
 
+// The last weight of a layer's first branch.
+Role last_weight_of(const LayerSpec& layer) {
+  const BranchBody& body = layer.branches.front().body;
+  if (std::holds_alternative<AttentionSpec>(body) || std::holds_alternative<MlaSpec>(body))
+    return Role::kOutput;
+  if (std::holds_alternative<MlpSpec>(body)) return Role::kDown;
+  return std::holds_alternative<MoeSpec>(body) ? Role::kRouter : Role::kStateOut;
+}
+
 }  // namespace
 
 Result<Description> describe(const loader::Checkpoint& checkpoint) {
@@ -237,7 +278,8 @@ Status check_weights_present(const loader::Checkpoint& checkpoint) {
     return invalid_argument("lacks the weight {}.weight: are all files there?", embedding);
   const int last = static_cast<int>(spec.layers.size()) - 1;
   for (const int layer : {0, last}) {
-    const std::string output = names.stem(Role::kOutput, layer);
+    const std::string output =
+        names.stem(last_weight_of(spec.layers[static_cast<size_t>(layer)]), layer);
     if (!has(output))
       return invalid_argument("lacks the weight {}.weight: are all files there?", output);
   }

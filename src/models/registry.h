@@ -19,6 +19,9 @@ Result<const Architecture*> find_architecture(const json::Value& config);
 // config: config.json's contents, or what gguf_config() makes.
 Result<ModelSpec> read_spec(const json::Value& config);
 
+// The configuration of a checkpoint's decoder, as read_spec() takes it.
+Result<json::Value> config_of(const loader::Checkpoint& checkpoint);
+
 // A checkpoint's architecture and specification.
 struct Description {
   const Architecture* architecture = nullptr;

@@ -25,6 +25,18 @@ constexpr NameRule kSafetensors[] = {
     {Role::kKvDown, "model.layers.{}.self_attn.kv_a_proj_with_mqa"},
     {Role::kKvLatentNorm, "model.layers.{}.self_attn.kv_a_layernorm"},
     {Role::kKvUp, "model.layers.{}.self_attn.kv_b_proj"},
+    {Role::kStateIn, "model.layers.{}.mamba.in_proj"},
+    {Role::kStateConv, "model.layers.{}.mamba.conv1d"},
+    {Role::kStateX, "model.layers.{}.mamba.x_proj"},
+    {Role::kStateDt, "model.layers.{}.mamba.dt_proj"},
+    {Role::kStateDtBias, "model.layers.{}.mamba.dt_bias"},
+    {Role::kStateA, "model.layers.{}.mamba.A_log"},
+    {Role::kStateD, "model.layers.{}.mamba.D"},
+    {Role::kStateNorm, "model.layers.{}.mamba.norm"},
+    {Role::kStateDtNorm, "model.layers.{}.mamba.dt_layernorm"},
+    {Role::kStateBNorm, "model.layers.{}.mamba.b_layernorm"},
+    {Role::kStateCNorm, "model.layers.{}.mamba.c_layernorm"},
+    {Role::kStateOut, "model.layers.{}.mamba.out_proj"},
     {Role::kGate, "model.layers.{}.mlp.gate_proj"},
     {Role::kUp, "model.layers.{}.mlp.up_proj"},
     {Role::kDown, "model.layers.{}.mlp.down_proj"},
@@ -45,6 +57,8 @@ constexpr NameRule kSafetensors[] = {
 constexpr NameRule kGguf[] = {
     {Role::kEmbedding, "token_embd"},
     {Role::kPositions, "position_embd"},
+    {Role::kTokenTypes, "token_types"},
+    {Role::kEmbeddedNorm, "token_embd_norm"},
     {Role::kFinalNorm, "output_norm"},
     {Role::kHead, "output"},
     {Role::kAttentionIn, "blk.{}.attn_norm"},
@@ -67,10 +81,27 @@ constexpr NameRule kGguf[] = {
     {Role::kKvUp, "blk.{}.attn_kv_b"},
     {Role::kKeyUpTransposed, "blk.{}.attn_k_b"},
     {Role::kValueUp, "blk.{}.attn_v_b"},
+    {Role::kStateIn, "blk.{}.ssm_in"},
+    {Role::kStateConv, "blk.{}.ssm_conv1d"},
+    {Role::kStateX, "blk.{}.ssm_x"},
+    {Role::kStateDt, "blk.{}.ssm_dt"},
+    {Role::kStateDtBias, "blk.{}.ssm_dt"},
+    {Role::kStateA, "blk.{}.ssm_a"},
+    {Role::kStateD, "blk.{}.ssm_d"},
+    {Role::kStateNorm, "blk.{}.ssm_norm"},
+    {Role::kStateDtNorm, "blk.{}.ssm_dt_norm"},
+    {Role::kStateBNorm, "blk.{}.ssm_b_norm"},
+    {Role::kStateCNorm, "blk.{}.ssm_c_norm"},
+    {Role::kStateOut, "blk.{}.ssm_out"},
     {Role::kGate, "blk.{}.ffn_gate"},
     {Role::kUp, "blk.{}.ffn_up"},
     {Role::kDown, "blk.{}.ffn_down"},
     {Role::kGateUp, "blk.{}.ffn_up"},
+    // Lists in the metadata.
+    {Role::kXieluPositive, "xielu.alpha_p"},
+    {Role::kXieluNegative, "xielu.alpha_n"},
+    {Role::kXieluBeta, "xielu.beta"},
+    {Role::kXieluEps, "xielu.eps"},
     {Role::kRouter, "blk.{}.ffn_gate_inp"},
     {Role::kRouterCorrection, "blk.{}.exp_probs_b"},
     {Role::kExpertGate, "blk.{}.ffn_gate.{e}"},
@@ -110,8 +141,14 @@ WeightNames WeightNames::gguf(std::span<const NameRule> differences) {
   return names;
 }
 
-std::string WeightNames::stem(Role role, int layer, int expert) const {
-  std::string name(patterns_[static_cast<size_t>(role)]);
+std::string WeightNames::stem(Role role, int layer, int expert, int choice) const {
+  std::string_view pattern = patterns_[static_cast<size_t>(role)];
+  for (; choice > 0; --choice) {
+    const size_t end = pattern.find('|');
+    if (end == std::string_view::npos) return {};
+    pattern.remove_prefix(end + 1);
+  }
+  std::string name(pattern.substr(0, pattern.find('|')));
   replace(name, "{}", layer);
   replace(name, "{e}", expert);
   return name;

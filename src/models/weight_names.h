@@ -15,10 +15,15 @@ namespace freshet::models {
 enum class Role {
   kEmbedding,
   kPositions,
+  kTokenTypes,
+  kEmbeddedNorm,
   kEmbeddingIn,
   kEmbeddingOut,
   kFinalNorm,
   kHead,
+  kHeadBias,  // where the head is the embedding
+  kConvolution1,
+  kConvolution2,
   // Norms by where they stand: before a branch, on its output, after the residual.
   kAttentionIn,
   kAttentionOut,
@@ -43,11 +48,38 @@ enum class Role {
   kKvUp,
   kKeyUpTransposed,
   kValueUp,
+  kDistanceBias,
+  // Cross-attention, and the norms around it
+  kCrossIn,
+  kCrossOut,
+  kCrossAfter,
+  kCrossQuery,
+  kCrossKey,
+  kCrossValue,
+  kCrossOutput,
+  // Layers with states
+  kStateIn,
+  kStateGates,
+  kStateConv,
+  kStateX,
+  kStateDt,
+  kStateDtBias,
+  kStateA,  // the logarithm of what it is in GGUF files, with the other sign
+  kStateD,
+  kStateNorm,
+  kStateDtNorm,
+  kStateBNorm,
+  kStateCNorm,
+  kStateOut,
   // MLP
   kGate,
   kUp,
   kDown,
   kGateUp,
+  kXieluPositive,
+  kXieluNegative,
+  kXieluBeta,
+  kXieluEps,
   // Experts: one by one, or stacked in one tensor
   kRouter,
   kRouterCorrection,
@@ -61,6 +93,7 @@ enum class Role {
   kSharedGate,
   kSharedUp,
   kSharedDown,
+  kSharedGateUp,
   kSharedScale,
   // Draft heads
   kFeatures,
@@ -72,7 +105,8 @@ enum class Role {
 
 struct NameRule {
   Role role;
-  std::string_view pattern;  // empty: the weight does not occur
+  // Empty: the weight does not occur. "a|b": files have it under either name.
+  std::string_view pattern;
 };
 
 class WeightNames {
@@ -80,8 +114,9 @@ class WeightNames {
   static WeightNames safetensors(std::span<const NameRule> differences);
   static WeightNames gguf(std::span<const NameRule> differences);
 
-  // Without a suffix; empty when the role has no name here.
-  std::string stem(Role role, int layer = -1, int expert = -1) const;
+  // Without a suffix; empty when the role has no name here. `choice`: which of the names that a
+  // pattern lists; empty behind the last one.
+  std::string stem(Role role, int layer = -1, int expert = -1, int choice = 0) const;
 
  private:
   std::array<std::string_view, static_cast<size_t>(Role::kCount)> patterns_{};

@@ -62,13 +62,15 @@ const TensorSource* find_tensor(const loader::Checkpoint& checkpoint, const std:
   if (const TensorSource* found = checkpoint.find(name)) return found;
   if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf) return nullptr;
   // A base model is saved without the first part of its names, a multimodal one with more parts.
-  for (const std::string_view base : {"model.", "transformer.", "gpt_neox."}) {
+  for (const std::string_view base : {"model.", "transformer.", "gpt_neox.", "bert.", "roberta."}) {
     if (!name.starts_with(base)) continue;
     const std::string rest = name.substr(base.size());
     if (const TensorSource* found = checkpoint.find(rest)) return found;
     if (const TensorSource* found = checkpoint.find("model.language_model." + rest)) return found;
   }
-  if (const TensorSource* found = checkpoint.find("language_model." + name)) return found;
+  for (const std::string_view around : {"language_model.", "new.", "gte."}) {
+    if (const TensorSource* found = checkpoint.find(std::string(around) + name)) return found;
+  }
   return checkpoint.find("model." + name);  // saved from within a wrapper
 }
 
@@ -87,17 +89,34 @@ const TensorSource* WeightReader::find_name(const std::string& name) const {
 
 const TensorSource* WeightReader::find(Role role, std::string_view suffix, int layer,
                                        int expert) const {
-  const std::string name = stem(role, layer, expert);
-  if (name.empty()) return nullptr;
+  for (int choice = 0;; ++choice) {
+    const std::string name = names_.stem(role, layer, expert, choice);
+    if (name.empty()) break;
+    if (const TensorSource* found = find_stem(name, suffix)) return found;
+  }
+  // Tied weights may be saved under the other name alone.
+  const bool tied = role == Role::kEmbedding && suffix == ".weight" && !is_gguf_;
+  return tied ? find_weight(checkpoint_, stem(Role::kHead)) : nullptr;
+}
+
+const TensorSource* WeightReader::find_stem(const std::string& name,
+                                            std::string_view suffix) const {
   if (suffix == ".weight") {
     const TensorSource* found = find_weight(checkpoint_, name);
-    // Tied weights may be saved under the other name alone.
-    if (found == nullptr && role == Role::kEmbedding && !is_gguf_)
-      found = find_weight(checkpoint_, stem(Role::kHead));
-    return found;
+    // Layer norms of old checkpoints have a gamma and a beta.
+    return found == nullptr && !is_gguf_ ? find_name(name + ".gamma") : found;
   }
   if (const TensorSource* found = find_name(name + std::string(suffix))) return found;
+  if (suffix == ".bias" && !is_gguf_) {
+    if (const TensorSource* found = find_name(name + ".beta")) return found;
+  }
   return suffix == ".bias" ? find_name(name + "_bias") : nullptr;
+}
+
+std::optional<std::vector<float>> WeightReader::metadata(const std::string& key) const {
+  if (!is_gguf_) return std::nullopt;
+  if (const auto one = checkpoint_.gguf()->get_f32(key)) return std::vector{*one};
+  return checkpoint_.gguf()->get_floats(key);
 }
 
 Result<const TensorSource*> WeightReader::require(Role role, std::string_view suffix, int layer,

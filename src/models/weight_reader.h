@@ -54,6 +54,8 @@ class WeightReader {
   bool shapes_suffice() const { return packed_ != nullptr; }
   bool is_gguf() const { return is_gguf_; }
   const json::Value& config() const { return checkpoint_.config(); }
+  // A number or a list of numbers of GGUF's metadata; nullopt: absent.
+  std::optional<std::vector<float>> metadata(const std::string& key) const;
   const Architecture& architecture() const { return architecture_; }
   ops::Ops& ops() const { return ops_; }
 
@@ -95,6 +97,7 @@ class WeightReader {
   std::vector<Model::WeightInfo> take_infos() { return std::move(infos_); }
 
  private:
+  const loader::TensorSource* find_stem(const std::string& name, std::string_view suffix) const;
   void note(const std::string& name, ops::Weight& weight);  // and tells it who it is
 
   const loader::Checkpoint& checkpoint_;

@@ -26,6 +26,12 @@ struct Product {
   PrefetchNext prefetch_next = {};  // read from a group's last product
 };
 
+// xIELU (arXiv:2411.13010), an activation with slopes that are weights of a layer:
+// x > 0: positive x^2 + beta x; otherwise: negative (e^min(x, eps) - 1 - x) + beta x.
+struct Xielu {
+  float positive = 0.8f, negative = 0.8f, beta = 0.5f, eps = -1e-6f;
+};
+
 enum class Activation { kNone, kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kQuickGelu };
 
 enum class NormKind { kRms, kLayer };
@@ -45,10 +51,24 @@ struct Glu {
   float alpha = 0.0f;
 };
 
+// A scale that grows with the position: 1 + gain ln(1 + floor((position + 1) / interval)).
+struct PositionScale {
+  float gain = 0.0f;  // 0: the scale is 1
+  float interval = 1.0f;
+};
+
 // Converts router logits to expert weights, in this order: scores, group limit, top-k, renormalise,
 // scale.
 struct Routing {
-  enum class Score { kSoftmax, kSigmoid, kTopkSoftmax /* softmax over the chosen logits */ };
+  enum class Score {
+    kSoftmax,
+    kSigmoid,
+    kTopkSoftmax,  // softmax over the chosen logits
+    // Sparsemixer (arXiv:2409.12136). Each choice is the best of the logits that are left; its
+    // weight is its share in a softmax over those l of them for which (best - l) / max(|l|, best)
+    // is at most `tolerance`.
+    kSparsemixer,
+  };
   Score score = Score::kSoftmax;
   int experts = 0;
   int top_k = 0;
@@ -59,6 +79,7 @@ struct Routing {
   bool renormalize = false;
   float renormalize_eps = 0.0f;
   float scale = 1.0f;
+  float tolerance = 0.0f;  // kSparsemixer
 };
 
 struct Experts {

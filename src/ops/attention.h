@@ -8,35 +8,13 @@
 
 #include <cstdint>
 #include <span>
-#include <string_view>
 
 #include "base/status.h"
+#include "ops/kv_type.h"
 
 namespace freshet::ops {
 
 inline constexpr int kBlockTokens = 16;
-
-// kFP8: E4M3 without a scale; saturates at the largest value, 448. kInt8: every 32 features of a
-// head are integers in [-127, 127] times an F16 scale, as in llama.cpp's q8_0. One scale for all
-// features of a head would be coarser if few of them are large.
-enum class KvType : uint8_t { kF32, kF16, kBF16, kFP8, kInt8 };
-Result<KvType> kv_type_by_name(std::string_view name);
-std::string_view name_of(KvType type);
-size_t element_bytes(KvType type);  // per element, without its share of a scale
-
-inline constexpr int kScaledFeatures = 32;  // features per scale in kInt8
-constexpr int scales_of(int features) {
-  return (features + kScaledFeatures - 1) / kScaledFeatures;
-}
-// x is stored as x * to_code, rounded to the nearest (ties go to even) and clamped to +-127. It is
-// read as that integer times the scale.
-struct Int8Scale {
-  uint16_t bits;  // F16
-  float to_code;
-};
-// The scale that maps the largest magnitude, given by its bits, to about 127. An infinity is
-// treated as a value beyond F16; a NaN makes the scale NaN.
-Int8Scale int8_scale(uint32_t largest);
 
 // One layer's shape of the cache.
 struct KvShape {
@@ -45,9 +23,14 @@ struct KvShape {
   int key_dim = 0;
   int value_dim = 0;
   bool value_is_key_prefix = false;  // MLA: a value is the first value_dim features of its key
+  bool biased = false;               // attention adds AttentionParams::distance_bias
   size_t head_bytes() const;         // of one KV head in a block, scales included
   size_t block_bytes() const;        // of one block of this layer, a multiple of 64
 };
+
+// Whether any kernel can serve the shape: a value that is part of its key (MLA) is not stored in
+// 4 bits.
+Status check_shape(const KvShape& shape);
 
 // One layer's blocks: block b starts at data + b * shape.block_bytes().
 struct KvView {
@@ -95,6 +78,10 @@ struct AttentionParams {
   int window = 0;        // > 0: a query attends to itself and the window - 1 tokens before it
   const float* sinks =
       nullptr;  // [heads]: one logit each, which adds to the softmax's denominator only
+  // [heads, 2 * bias_reach + 1]: added to the score of a key at distance d (its position minus the
+  // query's, clamped to +-bias_reach) is entry bias_reach + d. Only for shapes that are `biased`.
+  const float* distance_bias = nullptr;
+  int bias_reach = 0;
 };
 
 }  // namespace freshet::ops

@@ -53,6 +53,7 @@ struct Heads {
     const Norm* norm = nullptr;   // over each head, or over all of them together
     bool norm_per_head = false;   // weights [heads, head_dim] instead of [head_dim]
     bool norm_all_heads = false;  // over a row, weights [heads * head_dim]
+    bool norm_after = false;      // the norm follows the rotation
     int offset = 0;               // of the rotated features in a head
     int rotary_dim = 0;           // 0: no rotation
     bool interleaved = false;     // as in Ops::rope()

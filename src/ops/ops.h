@@ -26,6 +26,7 @@
 #include "ops/fused.h"
 #include "ops/hooks.h"
 #include "ops/kernel_table.h"
+#include "ops/state.h"
 #include "ops/weight.h"
 #include "tensor/buffer.h"
 
@@ -109,9 +110,10 @@ class Ops {
   void norm_heads(const Matrix& x, int heads, int head_dim, const Norm& norm,
                   bool weight_per_head);  // in place
 
-  // cos_sin: [tokens, 2, rotary_dim / 2]: scale * cos and scale * sin of position * inv_freq.
+  // cos_sin: [tokens, 2, rotary_dim / 2]: scale * cos and scale * sin of position * inv_freq, times
+  // `growth` of the position (host only).
   void rope_table(float* cos_sin, std::span<const int32_t> positions,
-                  std::span<const float> inv_freq, float scale);
+                  std::span<const float> inv_freq, float scale, const PositionScale& growth = {});
   // Rotates the first rotary_dim features of each head, in place. interleaved: pairs (2i, 2i+1);
   // otherwise (i, i + rotary_dim / 2). x: [tokens, heads * head_dim], the rotated part at `offset`
   // in a head.
@@ -141,6 +143,7 @@ class Ops {
 
   void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu);
   void activation(const Matrix& x, Activation activation);    // in place
+  void xielu(const Matrix& x, const Xielu& xielu);            // in place; host only
   void add(const Matrix& out, const Matrix& x, float scale);  // out += scale * x
   void scale(const Matrix& x, float scale);                   // in place
   void softcap(const Matrix& x, float cap);                   // cap * tanh(x / cap), in place
@@ -166,6 +169,15 @@ class Ops {
   // out[t] = [out[t] +] sum over the chosen experts, in order of expert id. x: [tokens, hidden].
   void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights, int top_k,
            const Experts& experts, bool add);
+
+  // x *= sigmoid(gate), in place. Host only.
+  void sigmoid_product(const Matrix& x, const Matrix& gate);
+  // ---- Sequences with states (ops/state.h). Host only. Token by token, so that no cut of a
+  // sequence into steps changes a bit.
+  void causal_conv(const CausalConv& conv);
+  void selective_scan(const SelectiveScan& scan);
+  void linear_scan(const LinearScan& scan);
+  void delta_scan(const DeltaScan& scan);
 
   // ---- Fused operations (ops/fused.h)
 

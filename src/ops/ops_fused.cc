@@ -44,14 +44,18 @@ void Ops::heads(const Heads& h) {
   if (Device* d = device(); d != nullptr && d->heads(h)) return;
   for (const Heads::Part& p : {h.q, h.k}) {
     if (p.x.rows == 0) continue;
-    if (p.norm != nullptr && p.norm_all_heads) {
-      norm(p.x, p.x, *p.norm);
-    } else if (p.norm != nullptr) {
-      norm_heads(p.x, p.heads, p.head_dim, *p.norm, p.norm_per_head);
-    }
+    const auto normalise = [&] {
+      if (p.norm != nullptr && p.norm_all_heads) {
+        norm(p.x, p.x, *p.norm);
+      } else if (p.norm != nullptr) {
+        norm_heads(p.x, p.heads, p.head_dim, *p.norm, p.norm_per_head);
+      }
+    };
+    if (!p.norm_after) normalise();
     if (p.rotary_dim > 0) {
       rope(p.x, p.heads, p.head_dim, p.offset, p.rotary_dim, p.interleaved, h.cos_sin);
     }
+    if (p.norm_after) normalise();
   }
   if (h.k.x.rows > 0) store_kv(h.cache, h.k.x, h.v, h.batch);
 }

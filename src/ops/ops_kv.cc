@@ -83,9 +83,10 @@ struct ScoreTask {
 
 void Ops::key_scores(const Matrix& q, const KvView& cache, const AttentionBatch& batch,
                      const AttentionParams& params, std::span<const ScoredQueries> scored) {
-  FRESHET_CHECK(device() == nullptr && params.window == 0 && batch.ranges.empty(),
-                "key_scores on a device, with a window or with ranges");
   const KvShape& s = cache.shape;
+  FRESHET_CHECK(device() == nullptr && params.window == 0 && batch.ranges.empty() && !s.biased &&
+                    !has_int4(s.type),
+                "key_scores on a device, with a window, ranges or a bias, or of 4-bit numbers");
   int32_t most = 0;
   for (const ScoredQueries& part : scored) {
     const auto i = static_cast<size_t>(part.sequence);
@@ -117,13 +118,18 @@ void Ops::key_scores(const Matrix& q, const KvView& cache, const AttentionBatch&
 void Ops::gather_kv(const KvView& cache, std::span<const int32_t> from, std::span<const int32_t> to,
                     const int32_t* kept, int32_t count) {
   const KvShape& s = cache.shape;
-  FRESHET_CHECK(device() == nullptr && blocks_of(count) <= std::ssize(to),
+  FRESHET_CHECK(device() == nullptr && !has_int4(s.type) && blocks_of(count) <= std::ssize(to),
                 "gather_kv of {} slots to {} blocks", count, to.size());
   // By way of a copy, because a block may be read after it is written.
   const size_t bytes = s.block_bytes();
   std::vector<float>& scratch = impl_->kv_scratch;
   scratch.resize(std::max(scratch.size(), to.size() * bytes / sizeof(float)));
   auto* const copy = reinterpret_cast<uint8_t*>(scratch.data());
+  // Slots that stay empty are multiplied by zero weights and must be finite.
+  if (count > 0) {
+    const auto last = static_cast<size_t>(blocks_of(count)) - 1;
+    std::memset(copy + last * bytes, 0, (to.size() - last) * bytes);
+  }
   const AttentionKernel& layout = impl_->attention_for(s);
   impl_->pool.parallel_for(s.kv_heads, [&](int64_t head, int) {
     const int32_t* mine = kept + head * count;
@@ -143,8 +149,9 @@ void Ops::gather_kv(const KvView& cache, std::span<const int32_t> from, std::spa
 void Ops::read_keys(const KvView& cache, std::span<const int32_t> blocks, int head, int32_t slots,
                     float* keys) const {
   const KvShape& s = cache.shape;
-  FRESHET_CHECK(impl_->device == nullptr && blocks_of(slots) <= std::ssize(blocks),
-                "read_keys of {} slots in {} blocks", slots, blocks.size());
+  FRESHET_CHECK(
+      impl_->device == nullptr && !has_int4(s.type) && blocks_of(slots) <= std::ssize(blocks),
+      "read_keys of {} slots in {} blocks", slots, blocks.size());
   const AttentionKernel& layout = impl_->attention_for(s);
   std::vector<float> block(static_cast<size_t>(kBlockTokens * s.key_dim));
   for (int32_t b = 0; b < blocks_of(slots); ++b) {

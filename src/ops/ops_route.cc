@@ -1,6 +1,6 @@
 // Converts router logits to experts and their weights, as defined by Mixtral, Qwen-MoE, DeepSeek V2
-// (greedy and group-limited) and V3 (corrected sigmoid scores), and GPT-OSS. Ties go to the lower
-// id.
+// (greedy and group-limited) and V3 (corrected sigmoid scores), GPT-OSS, and PhiMoE (sparsemixer).
+// Ties go to the lower id.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -61,6 +61,17 @@ void limit_groups(const Routing& r, float* choice, float* group_scores) {
   }
 }
 
+// The weight of an expert that was taken from the choice, whose logit was `best`.
+float sparsemixer_weight(const float* logits, const float* choice, float best, const Routing& r) {
+  double sum = 1.0;  // of the chosen one
+  for (int e = 0; e < r.experts; ++e) {
+    if (choice[e] == kNever) continue;
+    const float distance = (best - choice[e]) / std::max(std::fabs(logits[e]), best);
+    if (!(distance > r.tolerance)) sum += std::exp(double{choice[e]} - best);
+  }
+  return static_cast<float>(1.0 / sum);
+}
+
 // scratch: [3 * experts]
 void route_row(const float* logits, const Routing& r, int32_t* ids, float* weights,
                float* scratch) {
@@ -80,6 +91,8 @@ void route_row(const float* logits, const Routing& r, int32_t* ids, float* weigh
   for (int k = 0; k < r.top_k; ++k) {
     ids[k] = take_best(choice, r.experts);
     weights[k] = scores[ids[k]];
+    if (r.score == Routing::Score::kSparsemixer)
+      weights[k] = sparsemixer_weight(logits, choice, logits[ids[k]], r);
   }
   if (r.score == Routing::Score::kTopkSoftmax) softmax(weights, r.top_k);
   float factor = r.scale;

@@ -51,19 +51,25 @@ void Ops::norm_heads(const Matrix& x, int heads, int head_dim, const Norm& norm,
 }
 
 void Ops::rope_table(float* cos_sin, std::span<const int32_t> positions,
-                     std::span<const float> inv_freq, float scale) {
-  if (Device* d = device()) return d->rope_table(cos_sin, positions, inv_freq, scale);
+                     std::span<const float> inv_freq, float scale, const PositionScale& growth) {
+  if (Device* d = device()) {
+    FRESHET_CHECK(growth.gain == 0.0f, "rope_table on a device, gain={}", growth.gain);
+    return d->rope_table(cos_sin, positions, inv_freq, scale);
+  }
   const auto half = static_cast<int64_t>(inv_freq.size());
   const auto tokens = static_cast<int64_t>(positions.size());
   impl_->for_rows(tokens, half * 32, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       float* row = cos_sin + t * 2 * half;
+      const auto position = static_cast<float>(positions[static_cast<size_t>(t)]);
+      const double steps = std::floor((position + 1.0f) / growth.interval);
+      const double factor =
+          growth.gain == 0.0f ? double{scale} : scale * (1.0 + growth.gain * std::log1p(steps));
       for (int64_t i = 0; i < half; ++i) {
         // The angle is an F32 product, as in training; its cosine is exact to F32.
-        const double angle = static_cast<float>(positions[static_cast<size_t>(t)]) *
-                             inv_freq[static_cast<size_t>(i)];
-        row[i] = static_cast<float>(scale * std::cos(angle));
-        row[half + i] = static_cast<float>(scale * std::sin(angle));
+        const double angle = position * inv_freq[static_cast<size_t>(i)];
+        row[i] = static_cast<float>(factor * std::cos(angle));
+        row[half + i] = static_cast<float>(factor * std::sin(angle));
       }
     }
   });
@@ -105,6 +111,21 @@ void Ops::activation(const Matrix& x, Activation activation) {
   impl_->for_rows(x.rows, x.cols * 4, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       impl_->vector->activation(x.row(t), x.cols, static_cast<int>(activation));
+    }
+  });
+}
+
+void Ops::xielu(const Matrix& x, const Xielu& p) {
+  FRESHET_CHECK(device() == nullptr, "xielu on a device");
+  impl_->for_rows(x.rows, x.cols * 16, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) {
+      float* const row = x.row(t);
+      for (int64_t i = 0; i < x.cols; ++i) {
+        const float v = row[i];
+        const float curve =
+            v > 0.0f ? p.positive * v * v : p.negative * (std::expm1(std::min(v, p.eps)) - v);
+        row[i] = curve + p.beta * v;
+      }
     }
   });
 }

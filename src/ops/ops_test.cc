@@ -131,6 +131,10 @@ TEST_F(OpsTest, KnownValuesOfActivations) {
   EXPECT_FLOAT_EQ(apply(Activation::kRelu2, 3.0f), 9.0f);
   EXPECT_FLOAT_EQ(apply(Activation::kRelu2, -3.0f), 0.0f);
   EXPECT_FLOAT_EQ(apply(Activation::kRelu, -3.0f), 0.0f);
+  std::vector<float> both = {2.0f, -1.0f};
+  ops_->xielu(view(both, 2), {.positive = 0.8f, .negative = 0.9f, .beta = 0.5f});
+  EXPECT_FLOAT_EQ(both[0], 4.2f);            // 0.8 * 4 + 0.5 * 2
+  EXPECT_FLOAT_EQ(both[1], -0.1689085030f);  // 0.9 / e - 0.5
   std::vector<float> gate = {9.0f}, up = {-8.0f}, out = {0.0f};
   ops_->glu(view(out, 1), view(gate, 1), view(up, 1), {Activation::kSilu, 7.0f, 1.702f});
   EXPECT_NEAR(out[0], -6.0f * 7.0f / (1.0f + std::exp(-1.702f * 7.0f)), 1e-4);
@@ -156,7 +160,12 @@ TEST_F(OpsTest, KnownValuesOfNormsAndRope) {
   ops_->rope_table(table.data(), {&position, 1}, inv_freq, 1.0f);
   EXPECT_FLOAT_EQ(table[0], -0.4161468365f);  // cos 2
   EXPECT_FLOAT_EQ(table[3], 0.4794255386f);   // sin 0.5
-  table = {0.0f, 1.0f, 1.0f, 0.0f};           // a quarter turn of pair 0
+  const int32_t far = 8;
+  const std::vector<float> still = {0.0f, 0.0f};
+  ops_->rope_table(table.data(), {&far, 1}, still, 1.0f, {.gain = 0.1f, .interval = 4.0f});
+  EXPECT_FLOAT_EQ(table[0], 1.1098612289f);  // 1 + 0.1 ln(1 + floor(9 / 4))
+  EXPECT_FLOAT_EQ(table[3], 0.0f);
+  table = {0.0f, 1.0f, 1.0f, 0.0f};  // a quarter turn of pair 0
   x = {1.0f, 2.0f, 3.0f, 4.0f};
   ops_->rope(view(x, 4), 1, 4, 0, 4, false, table.data());
   EXPECT_THAT(x, ElementsAre(-3.0f, 2.0f, 1.0f, 4.0f));
@@ -196,6 +205,15 @@ TEST_F(RouteTest, GptOssTakesTheSoftmaxOfTheChosen) {
                          {.score = Routing::Score::kTopkSoftmax, .experts = 4, .top_k = 2});
   EXPECT_THAT(r.ids, ElementsAre(2, 3));
   EXPECT_THAT(r.weights, Pointwise(FloatNear(1e-6f), {0.8807971f, 0.1192029f}));
+}
+
+TEST_F(RouteTest, PhiMoeWeighsEachChoiceAmongThoseNearIt) {
+  // 2.98 is within 2 % of 3, and 2.9 is within 2 % of neither.
+  const Routed r =
+      route({1.0f, 3.0f, 2.98f, 2.9f},
+            {.score = Routing::Score::kSparsemixer, .experts = 4, .top_k = 2, .tolerance = 0.02f});
+  EXPECT_THAT(r.ids, ElementsAre(1, 2));
+  EXPECT_THAT(r.weights, Pointwise(FloatNear(1e-6f), {0.5049998f, 1.0f}));
 }
 
 TEST_F(RouteTest, TiesGoToTheLowerId) {

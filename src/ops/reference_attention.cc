@@ -1,7 +1,8 @@
 // Attention over the paged cache, position by position. A block holds its keys, [16 tokens,
-// kv_heads * key_dim], then its values, [16 tokens, kv_heads * value_dim]; with INT8 then the
-// scales of the keys, [16 tokens, kv_heads], and of the values. Scores are summed in eight F32
-// partial sums per chunk of 64 features; everything else is in double.
+// kv_heads, codes], then its values in the same order; formats with scales have those of the keys,
+// [16 tokens, kv_heads, groups], and of the values behind them. Rotated formats are read as they
+// are stored: the query is rotated, too, and the result is rotated back. Scores are summed in eight
+// F32 partial sums per chunk of 64 features; everything else is in double.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "ops/hadamard.h"
 #include "ops/reference.h"
 #include "quant/fp8.h"
 #include "tensor/dtype.h"
@@ -19,63 +21,84 @@ namespace {
 constexpr float kF16Max = 65504.0f;
 
 // Values beyond F16 saturate: an infinity would turn masked terms (0 * inf) into NaN.
-void write(KvType type, uint8_t* base, int64_t i, float v, float to_code) {
-  switch (type) {
-    case KvType::kF32:
-      reinterpret_cast<float*>(base)[i] = v;
-      break;
-    case KvType::kF16:
-      reinterpret_cast<uint16_t*>(base)[i] =
-          f32_to_f16(std::isnan(v) ? v : std::clamp(v, -kF16Max, kF16Max));
-      break;
-    case KvType::kBF16:
-      reinterpret_cast<uint16_t*>(base)[i] = f32_to_bf16(v);
-      break;
-    case KvType::kFP8:
-      base[i] = quant::f32_to_e4m3(v);
-      break;
-    case KvType::kInt8: {
-      const float code = std::nearbyint(v * to_code);
-      base[i] = static_cast<uint8_t>(code > -127.0f ? static_cast<int>(std::min(code, 127.0f))
-                                                    : -127);  // NaN too
-      break;
-    }
-  }
+float clamped_to_f16(float v) {
+  return std::isnan(v) ? v : std::clamp(v, -kF16Max, kF16Max);
 }
 
-void write_row(KvType type, uint8_t* base, int64_t i, const float* x, int n, uint16_t* scales) {
-  Int8Scale int8{};
+// Codes are rounded to the nearest; a NaN, whose scale is NaN, gets the lowest.
+int code_of(float v, float to_code, float least, float most) {
+  const float code = std::nearbyint(v * to_code);
+  return static_cast<int>(code > least ? std::min(code, most) : least);
+}
+
+// The scale of n numbers of a group.
+KvScale scale_of(KvCode code, const float* x, int n) {
+  if (code == KvCode::kInt8) {
+    uint32_t largest = 0;
+    for (int i = 0; i < n; ++i) {
+      largest = std::max(largest, std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
+    }
+    return int8_scale(largest);
+  }
+  float sum = 0.0f;
+  for (int i = 0; i < n; ++i) sum += x[i];
+  return int4_scale(*std::min_element(x, x + n), *std::max_element(x, x + n), sum);
+}
+
+// Writes n features of a token; `at` is where its codes begin.
+void write_row(const KvFormat& f, uint8_t* at, const float* x, int n, uint16_t* scales) {
+  KvScale scale{};
   for (int d = 0; d < n; ++d) {
-    if (type == KvType::kInt8 && d % kScaledFeatures == 0) {
-      uint32_t largest = 0;
-      for (int j = d; j < std::min(n, d + kScaledFeatures); ++j) {
-        largest = std::max(largest, std::bit_cast<uint32_t>(x[j]) & 0x7fffffffu);
+    if (f.group > 0 && d % f.group == 0) {
+      scale = scale_of(f.code, x + d, std::min(n - d, f.group));
+      scales[d / f.group] = scale.bits;
+    }
+    switch (f.code) {
+      case KvCode::kF32:
+        reinterpret_cast<float*>(at)[d] = x[d];
+        break;
+      case KvCode::kF16:
+        reinterpret_cast<uint16_t*>(at)[d] = f32_to_f16(clamped_to_f16(x[d]));
+        break;
+      case KvCode::kBF16:
+        reinterpret_cast<uint16_t*>(at)[d] = f32_to_bf16(x[d]);
+        break;
+      case KvCode::kE4M3:
+        at[d] = quant::f32_to_e4m3(x[d]);
+        break;
+      case KvCode::kInt8:
+        at[d] = static_cast<uint8_t>(code_of(x[d], scale.to_code, -127.0f, 127.0f));
+        break;
+      case KvCode::kInt4: {
+        const int code = code_of(x[d], scale.to_code, -8.0f, 7.0f) + 8;
+        at[d / 2] = static_cast<uint8_t>(d % 2 == 0 ? code : at[d / 2] | code << 4);
+        break;
       }
-      int8 = int8_scale(largest);
-      scales[d / kScaledFeatures] = int8.bits;
     }
-    write(type, base, i + d, x[d], int8.to_code);
   }
 }
 
-void read(KvType type, const uint8_t* base, int64_t i, int n, const uint16_t* scales, float* out) {
+void read_row(const KvFormat& f, const uint8_t* at, int n, const uint16_t* scales, float* out) {
   for (int d = 0; d < n; ++d) {
-    switch (type) {
-      case KvType::kF32:
-        out[d] = reinterpret_cast<const float*>(base)[i + d];
+    const float scale = f.group > 0 ? f16_to_f32(scales[d / f.group]) : 1.0f;
+    switch (f.code) {
+      case KvCode::kF32:
+        out[d] = reinterpret_cast<const float*>(at)[d];
         break;
-      case KvType::kF16:
-        out[d] = f16_to_f32(reinterpret_cast<const uint16_t*>(base)[i + d]);
+      case KvCode::kF16:
+        out[d] = f16_to_f32(reinterpret_cast<const uint16_t*>(at)[d]);
         break;
-      case KvType::kBF16:
-        out[d] = bf16_to_f32(reinterpret_cast<const uint16_t*>(base)[i + d]);
+      case KvCode::kBF16:
+        out[d] = bf16_to_f32(reinterpret_cast<const uint16_t*>(at)[d]);
         break;
-      case KvType::kFP8:
-        out[d] = quant::e4m3_to_f32(base[i + d]);
+      case KvCode::kE4M3:
+        out[d] = quant::e4m3_to_f32(at[d]);
         break;
-      case KvType::kInt8:
-        out[d] = static_cast<float>(static_cast<int8_t>(base[i + d])) *
-                 f16_to_f32(scales[d / kScaledFeatures]);
+      case KvCode::kInt8:
+        out[d] = static_cast<float>(static_cast<int8_t>(at[d])) * scale;
+        break;
+      case KvCode::kInt4:
+        out[d] = static_cast<float>((at[d / 2] >> d % 2 * 4 & 15) - 8) * scale;
         break;
     }
   }
@@ -93,29 +116,26 @@ Slot slot_of(const KvView& cache, const AttentionBatch& batch, int sequence, int
           position % kBlockTokens};
 }
 
-int64_t key_at(const KvShape& s, const Slot& slot, int head) {
-  return (slot.index * s.kv_heads + head) * s.key_dim;
-}
+// Where a token's key or value of a head is: its codes and its scales. Keys and values of a block
+// are one after the other, then come the scales of the keys and of the values.
+struct Stored {
+  uint8_t* codes;
+  uint16_t* scales;
+};
 
-int64_t value_at(const KvShape& s, const Slot& slot, int head) {
-  if (s.value_is_key_prefix) return key_at(s, slot, head);
-  const int64_t keys = int64_t{kBlockTokens} * s.kv_heads * s.key_dim;
-  return keys + (slot.index * s.kv_heads + head) * s.value_dim;
-}
-
-// The scales of one head of a token; nowhere for types without scales.
-uint16_t* key_scales(const KvShape& s, const Slot& slot, int head) {
-  const int64_t features = s.key_dim + (s.value_is_key_prefix ? 0 : s.value_dim);
-  uint8_t* scales = slot.block + kBlockTokens * s.kv_heads * features;
-  return reinterpret_cast<uint16_t*>(scales) +
-         (slot.index * s.kv_heads + head) * scales_of(s.key_dim);
-}
-
-uint16_t* value_scales(const KvShape& s, const Slot& slot, int head) {
-  if (s.value_is_key_prefix) return key_scales(s, slot, head);
-  const Slot first{slot.block, 0};
-  return key_scales(s, first, 0) + kBlockTokens * s.kv_heads * scales_of(s.key_dim) +
-         (slot.index * s.kv_heads + head) * scales_of(s.value_dim);
+Stored stored_at(const KvShape& s, const Slot& slot, int head, bool value) {
+  const KvTypeInfo& type = info(s.type);
+  const auto heads = static_cast<size_t>(s.kv_heads);
+  const auto row = static_cast<size_t>(slot.index) * heads + static_cast<size_t>(head);
+  const size_t tokens = kBlockTokens * heads;
+  const size_t key = code_bytes(type.key, s.key_dim);
+  const size_t own = s.value_is_key_prefix ? 0 : code_bytes(type.value, s.value_dim);
+  const auto key_scales = static_cast<size_t>(scales_of(s.key_dim));
+  auto* const scales = reinterpret_cast<uint16_t*>(slot.block + tokens * (key + own));
+  if (!value || s.value_is_key_prefix) return {slot.block + row * key, scales + row * key_scales};
+  const auto value_scales = static_cast<size_t>(scales_of(s.value_dim));
+  return {slot.block + tokens * key + row * own,
+          scales + (type.key.group > 0 ? tokens * key_scales : 0) + row * value_scales};
 }
 
 struct Place {
@@ -139,15 +159,23 @@ KeyRange seen_by(const AttentionBatch& batch, const AttentionParams& params, int
 void store(const KvView& cache, const Matrix& k, const Matrix& v, const AttentionBatch& batch,
            ThreadPool& pool) {
   const KvShape& s = cache.shape;
+  const KvTypeInfo& type = info(s.type);
   pool.parallel_for(k.rows, [&](int64_t token, int) {
     const Place place = place_of(batch, token);
     const Slot slot = slot_of(cache, batch, place.sequence, place.position);
+    std::vector<float> rotated;
+    const auto put = [&](const KvFormat& f, const float* x, int n, const Stored& to) {
+      if (f.rotated) {
+        rotated.assign(x, x + n);
+        hadamard(rotated.data(), n);
+        x = rotated.data();
+      }
+      write_row(f, to.codes, x, n, to.scales);
+    };
     for (int h = 0; h < s.kv_heads; ++h) {
-      write_row(s.type, slot.block, key_at(s, slot, h), k.row(token) + h * s.key_dim, s.key_dim,
-                key_scales(s, slot, h));
+      put(type.key, k.row(token) + h * s.key_dim, s.key_dim, stored_at(s, slot, h, false));
       if (s.value_is_key_prefix) continue;
-      write_row(s.type, slot.block, value_at(s, slot, h), v.row(token) + h * s.value_dim,
-                s.value_dim, value_scales(s, slot, h));
+      put(type.value, v.row(token) + h * s.value_dim, s.value_dim, stored_at(s, slot, h, true));
     }
   });
 }
@@ -176,10 +204,17 @@ struct Row {
   double* acc;          // [value_dim]
   int64_t first, last;  // the positions it attends to
   double max, sum;
+  const float* bias;  // by distance, or nullptr
+  int64_t position;
 
-  void take(const AttentionParams& params, const KvShape& s, const float* key, const float* value) {
+  void take(const AttentionParams& params, const KvShape& s, const float* key, const float* value,
+            int64_t p) {
     double score = dot(q, key, s.key_dim) * params.scale;
     if (params.softcap > 0.0f) score = params.softcap * std::tanh(score / params.softcap);
+    if (bias != nullptr) {
+      const int64_t reach = params.bias_reach;
+      score += double{bias[reach + std::clamp(p - position, -reach, reach)]};
+    }
     if (score > max) {
       const double shrink = std::exp(max - score);
       for (int d = 0; d < s.value_dim; ++d) acc[d] *= shrink;
@@ -199,21 +234,24 @@ int queries_together(int group) {
 }
 
 struct Scratch {
-  Row* rows;     // [kRows or more]
-  double* acc;   // [rows, value_dim]
-  float* key;    // [key_dim]
-  float* value;  // [value_dim]
+  Row* rows;       // [kRows or more]
+  double* acc;     // [rows, value_dim]
+  float* queries;  // [rows, key_dim]: rotated
+  float* key;      // [key_dim]
+  float* value;    // [value_dim]
 
   static size_t rows_for(int heads) { return static_cast<size_t>(std::max(heads, kRows)); }
   static size_t bytes(const KvShape& s, int heads) {
     const auto k = static_cast<size_t>(s.key_dim), v = static_cast<size_t>(s.value_dim);
-    return (rows_for(heads) * (sizeof(Row) + v * sizeof(double)) + (k + v) * sizeof(float) + 63) /
+    return (rows_for(heads) * (sizeof(Row) + v * sizeof(double) + k * sizeof(float)) +
+            (k + v) * sizeof(float) + 63) /
            64 * 64;
   }
   Scratch(uint8_t* at, const KvShape& s, int heads)
       : rows(reinterpret_cast<Row*>(at)),
         acc(reinterpret_cast<double*>(rows + rows_for(heads))),
-        key(reinterpret_cast<float*>(acc + rows_for(heads) * static_cast<size_t>(s.value_dim))),
+        queries(reinterpret_cast<float*>(acc + rows_for(heads) * static_cast<size_t>(s.value_dim))),
+        key(queries + rows_for(heads) * static_cast<size_t>(s.key_dim)),
         value(key + s.key_dim) {}
 };
 
@@ -222,6 +260,7 @@ void attend(const Matrix& out, const Matrix& q, const KvView& cache, const Atten
             const AttentionParams& params, int64_t first, int64_t last, int kv_head,
             Scratch scratch) {
   const KvShape& s = cache.shape;
+  const KvTypeInfo& type = info(s.type);
   const int group = params.heads / s.kv_heads;
   int64_t n = 0;
   for (int64_t token = first; token < last; ++token) {
@@ -230,28 +269,40 @@ void attend(const Matrix& out, const Matrix& q, const KvView& cache, const Atten
       double* acc = scratch.acc + n * s.value_dim;
       std::fill_n(acc, s.value_dim, 0.0);
       const bool sink = params.sinks != nullptr;
-      scratch.rows[n] = {q.row(token) + h * s.key_dim,
+      const float* query = q.row(token) + h * s.key_dim;
+      if (type.key.rotated) {
+        float* const rotated = scratch.queries + n * s.key_dim;
+        std::copy_n(query, s.key_dim, rotated);
+        hadamard(rotated, s.key_dim);
+        query = rotated;
+      }
+      scratch.rows[n] = {query,
                          out.row(token) + h * s.value_dim,
                          acc,
                          seen.first,
                          seen.end - 1,
                          sink ? double{params.sinks[h]} : -std::numeric_limits<double>::infinity(),
-                         sink ? 1.0 : 0.0};
+                         sink ? 1.0 : 0.0,
+                         params.distance_bias != nullptr
+                             ? params.distance_bias + int64_t{h} * (2 * params.bias_reach + 1)
+                             : nullptr,
+                         place_of(batch, token).position};
     }
   }
   const int sequence = place_of(batch, first).sequence;
   for (int64_t p = scratch.rows[0].first; p <= scratch.rows[n - 1].last; ++p) {
     const Slot slot = slot_of(cache, batch, sequence, p);
-    read(s.type, slot.block, key_at(s, slot, kv_head), s.key_dim, key_scales(s, slot, kv_head),
-         scratch.key);
-    read(s.type, slot.block, value_at(s, slot, kv_head), s.value_dim,
-         value_scales(s, slot, kv_head), scratch.value);
+    const Stored key = stored_at(s, slot, kv_head, false);
+    const Stored value = stored_at(s, slot, kv_head, true);
+    read_row(type.key, key.codes, s.key_dim, key.scales, scratch.key);
+    read_row(type.value, value.codes, s.value_dim, value.scales, scratch.value);
     for (Row* r = scratch.rows; r < scratch.rows + n; ++r) {
-      if (r->first <= p && p <= r->last) r->take(params, s, scratch.key, scratch.value);
+      if (r->first <= p && p <= r->last) r->take(params, s, scratch.key, scratch.value, p);
     }
   }
   for (const Row* r = scratch.rows; r < scratch.rows + n; ++r) {
     for (int d = 0; d < s.value_dim; ++d) r->out[d] = static_cast<float>(r->acc[d] / r->sum);
+    if (type.value.rotated) hadamard(r->out, s.value_dim);
   }
 }
 
@@ -276,39 +327,32 @@ size_t scratch_bytes(const KvShape& shape, int heads, int64_t, int64_t, int work
   return static_cast<size_t>(workers) * Scratch::bytes(shape, heads);
 }
 
+// Rotated keys stay rotated.
 void read_keys(const KvShape& s, const uint8_t* block, int head, float* keys) {
   std::vector<float> key(static_cast<size_t>(s.key_dim));
   for (int t = 0; t < kBlockTokens; ++t) {
-    const Slot slot{const_cast<uint8_t*>(block), t};
-    read(s.type, block, key_at(s, slot, head), s.key_dim, key_scales(s, slot, head), key.data());
+    const Stored at = stored_at(s, {const_cast<uint8_t*>(block), t}, head, false);
+    read_row(info(s.type).key, at.codes, s.key_dim, at.scales, key.data());
     for (int d = 0; d < s.key_dim; ++d) keys[d * kBlockTokens + t] = key[static_cast<size_t>(d)];
   }
 }
 
 void move_slot(const KvShape& s, const uint8_t* from, int from_slot, uint8_t* to, int to_slot,
                int head) {
-  const Slot source{const_cast<uint8_t*>(from), from_slot}, target{to, to_slot};
-  const size_t element = element_bytes(s.type);
-  const auto move = [&](int64_t at, int64_t into, int n) {
-    std::memcpy(to + static_cast<size_t>(into) * element, from + static_cast<size_t>(at) * element,
-                static_cast<size_t>(n) * element);
+  const auto move = [&](const KvFormat& f, int n, bool value) {
+    const Stored at = stored_at(s, {const_cast<uint8_t*>(from), from_slot}, head, value);
+    const Stored into = stored_at(s, {to, to_slot}, head, value);
+    std::memcpy(into.codes, at.codes, code_bytes(f, n));
+    if (f.group > 0) std::copy_n(at.scales, scales_of(n), into.scales);
   };
-  const auto move_scales = [](const uint16_t* at, uint16_t* into, int n) {
-    std::copy_n(at, scales_of(n), into);
-  };
-  move(key_at(s, source, head), key_at(s, target, head), s.key_dim);
-  const bool scaled = s.type == KvType::kInt8;
-  if (scaled) move_scales(key_scales(s, source, head), key_scales(s, target, head), s.key_dim);
-  if (s.value_is_key_prefix) return;
-  move(value_at(s, source, head), value_at(s, target, head), s.value_dim);
-  if (scaled)
-    move_scales(value_scales(s, source, head), value_scales(s, target, head), s.value_dim);
+  move(info(s.type).key, s.key_dim, false);
+  if (!s.value_is_key_prefix) move(info(s.type).value, s.value_dim, true);
 }
 
 constexpr AttentionKernel kKernels[] = {
     {"attention.reference", CpuIsa::kScalar,
-     [](const KvShape&, const AttentionParams&) { return true; }, store, run, scratch_bytes,
-     read_keys, move_slot}};
+     [](const KvShape& shape, const AttentionParams&) { return check_shape(shape).ok(); }, store,
+     run, scratch_bytes, read_keys, move_slot}};
 
 }  // namespace
 

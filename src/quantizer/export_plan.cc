@@ -23,13 +23,18 @@ Order interleaved(int heads, int head_dim) {
   return order;
 }
 
-// From (query, key, value) per head to all queries, all keys, all values.
-Order unfused(int heads, int head_dim) {
+// From (queries, key, value) per key-value head to all queries, all keys, all values.
+Order unfused(const AttentionSpec& a) {
+  const int64_t queries = int64_t{a.heads} / a.kv_heads * a.head_dim;
+  const int64_t sizes[] = {queries, a.head_dim, a.value_dim};
+  const int64_t group = sizes[0] + sizes[1] + sizes[2];
   Order order;
-  for (int64_t part = 0; part < 3; ++part) {
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t i = 0; i < head_dim; ++i) order.push_back((h * 3 + part) * head_dim + i);
+  int64_t offset = 0;
+  for (const int64_t size : sizes) {
+    for (int64_t g = 0; g < a.kv_heads; ++g) {
+      for (int64_t i = 0; i < size; ++i) order.push_back(g * group + offset + i);
     }
+    offset += size;
   }
   return order;
 }
@@ -55,6 +60,13 @@ ExportPlanner::ExportPlanner(const models::WeightReader& reader,
       names_(models::WeightNames::gguf(reader.architecture().gguf_names)) {}
 
 std::string ExportPlanner::gguf_name(Role role, int layer, const char* suffix) const {
+  // Where branches share a norm, it has the second of two names.
+  if (layer >= 0) {
+    const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
+    const bool shared = spec.parallel && !spec.branches.back().norms.in;
+    const std::string second = shared ? names_.stem(role, layer, -1, 1) : "";
+    if (!second.empty()) return second + suffix;
+  }
   return names_.stem(role, layer) + suffix;
 }
 
@@ -98,13 +110,13 @@ Status ExportPlanner::norm(Role role, int layer) {
 
 Status ExportPlanner::branch(const AttentionSpec& a, int layer) {
   const bool turn = reader_.architecture().gguf_interleaves;
-  const bool per_head = reader_.architecture().fused_qkv == models::FusedQkv::kPerHead;
+  const bool per_group = reader_.architecture().fused_qkv == models::FusedQkv::kPerGroup;
   for (const char* suffix : {".weight", ".bias"}) {
     const auto put = [&](Role role, Order order) {
       const TensorSource* t = reader_.find(role, suffix, layer);
       if (t != nullptr && !used_.contains(t->name)) add(role, layer, suffix, *t, std::move(order));
     };
-    put(Role::kQkv, per_head ? unfused(a.heads, a.head_dim) : Order{});
+    put(Role::kQkv, per_group ? unfused(a) : Order{});
     put(Role::kQuery, turn ? interleaved(a.heads, a.head_dim) : Order{});
     put(Role::kKey, turn ? interleaved(a.kv_heads, a.head_dim) : Order{});
   }
@@ -136,7 +148,7 @@ Status ExportPlanner::stacked(const MoeSpec& moe, Role own, Role together, int l
 // Splits [experts, 2 * ff, hidden], gates first, into two tensors.
 Status ExportPlanner::split_gate_up(const TensorSource& source, int layer) {
   if (source.shape.size() != 3 || source.shape[1] % 2 != 0 ||
-      reader_.architecture().experts_interleaved)
+      reader_.architecture().experts_transposed)
     return unsupported("tensor '{}' has a layout that cannot be converted", source.name);
   used_.insert(source.name);
   const int64_t experts = source.shape[0], ff = source.shape[1] / 2;
@@ -154,6 +166,14 @@ Status ExportPlanner::split_gate_up(const TensorSource& source, int layer) {
 
 Status ExportPlanner::branch(const MoeSpec& moe, int layer) {
   FRESHET_RETURN_IF_ERROR(linear(Role::kRouter, layer));
+  if (moe.router_correction) {
+    const TensorSource* t = reader_.find(Role::kRouterCorrection, "", layer);
+    if (t == nullptr) {
+      FRESHET_ASSIGN_OR_RETURN(t, reader_.require(Role::kRouterCorrection, ".bias", layer));
+    }
+    add(Role::kRouterCorrection, layer, ".bias", *t);
+    out_.back().shape = {t->elements()};
+  }
   for (const Role role :
        {Role::kSharedGate, Role::kSharedUp, Role::kSharedDown, Role::kSharedScale})
     FRESHET_RETURN_IF_ERROR(linear(role, layer));
@@ -170,7 +190,37 @@ Status ExportPlanner::branch(const MlaSpec&, int) {
   return unsupported("converting latent attention to GGUF is not supported");
 }
 
-Status ExportPlanner::branch(const MlpSpec&, int layer) {
+Status ExportPlanner::branch(const ShortConvSpec&, int) {
+  return unsupported("converting short convolutions to GGUF is not supported");
+}
+
+Status ExportPlanner::branch(const MambaSpec&, int) {
+  return unsupported("converting Mamba layers to GGUF is not supported");
+}
+
+Status ExportPlanner::branch(const Mamba2Spec&, int) {
+  return unsupported("converting Mamba-2 layers to GGUF is not supported");
+}
+
+Status ExportPlanner::branch(const DeltaNetSpec&, int) {
+  return unsupported("converting gated delta nets to GGUF is not supported");
+}
+
+Status ExportPlanner::branch(const LightningSpec&, int) {
+  return unsupported("converting lightning attention to GGUF is not supported");
+}
+
+Status ExportPlanner::branch(const CrossAttentionSpec&, int) {
+  return unsupported("converting encoder-decoders to GGUF is not supported");
+}
+
+Status ExportPlanner::branch(const MlpSpec& mlp, int layer) {
+  if (mlp.xielu) {  // in the metadata: gguf_families.h
+    for (const Role role :
+         {Role::kXieluPositive, Role::kXieluNegative, Role::kXieluBeta, Role::kXieluEps}) {
+      if (const TensorSource* t = reader_.find(role, "", layer)) used_.insert(t->name);
+    }
+  }
   for (const Role role : {Role::kGateUp, Role::kGate, Role::kUp, Role::kDown})
     FRESHET_RETURN_IF_ERROR(linear(role, layer));
   return {};
@@ -214,14 +264,17 @@ void ExportPlanner::divisors() {
   }
 }
 
-// Buffers that a model can recompute, and a head equal to the embedding, are not written.
+// Buffers that a model can recompute, a head equal to the embedding, and layers behind the last one
+// (they draft further tokens) are not written.
 Status ExportPlanner::all_used() const {
+  const std::string behind = fmt::format("model.layers.{}.", spec_.layers.size());
   for (const TensorSource& t : checkpoint_.tensors()) {
     const bool made_again = t.name.ends_with("rotary_emb.inv_freq") ||
                             t.name.ends_with("attn.masked_bias") ||
                             t.name.ends_with(".attn.bias") || t.name.ends_with("attention.bias");
     const bool tied_head = spec_.tied_embeddings && t.name.ends_with("lm_head.weight");
-    if (!used_.contains(t.name) && !made_again && !tied_head)
+    const bool drafts = t.name.starts_with(behind);
+    if (!used_.contains(t.name) && !made_again && !tied_head && !drafts)
       return unsupported("tensor '{}' has no place in a GGUF file of this architecture", t.name);
   }
   return {};

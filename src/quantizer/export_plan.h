@@ -59,8 +59,14 @@ class ExportPlanner {
   // One for each kind of branch.
   Status branch(const AttentionSpec& a, int layer);
   Status branch(const MlaSpec& a, int layer);
+  Status branch(const CrossAttentionSpec& a, int layer);
   Status branch(const MlpSpec& mlp, int layer);
   Status branch(const MoeSpec& moe, int layer);
+  Status branch(const ShortConvSpec& conv, int layer);
+  Status branch(const MambaSpec& mamba, int layer);
+  Status branch(const Mamba2Spec& mamba, int layer);
+  Status branch(const DeltaNetSpec& net, int layer);
+  Status branch(const LightningSpec& attention, int layer);
   Status stacked(const MoeSpec& moe, models::Role own, models::Role together, int layer);
   Status split_gate_up(const loader::TensorSource& source, int layer);
   void divisors();

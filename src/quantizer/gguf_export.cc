@@ -12,6 +12,7 @@
 #include "models/registry.h"
 #include "models/weight_reader.h"
 #include "quantizer/export_plan.h"
+#include "quantizer/gguf_families.h"
 #include "quantizer/gguf_hyperparameters.h"
 #include "quantizer/gguf_vocabulary.h"
 #include "quantizer/planned_reader.h"
@@ -169,10 +170,22 @@ Result<Source> read_source(const loader::Checkpoint& checkpoint) {
                        checkpoint.path());
   Source s;
   FRESHET_ASSIGN_OR_RETURN(s.spec, read_spec(checkpoint));
+  if (!s.spec.generates)
+    return unsupported(
+        "{} is an encoder or a classifier; only models that write text can be converted",
+        checkpoint.path());
   FRESHET_ASSIGN_OR_RETURN(s.architecture,
                            models::find_architecture(text_config(checkpoint.config())));
   FRESHET_ASSIGN_OR_RETURN(s.gguf_name, gguf_architecture(s.architecture->type));
   return s;
+}
+
+Status add_slopes(const Source& source, const loader::Checkpoint& checkpoint, GgufWriter& out) {
+  ThreadPool none(1, false);
+  FRESHET_ASSIGN_OR_RETURN(const auto ops,
+                           ops::Ops::create(none, ops::reference_kernels(), {}, {}));
+  const Progress no_progress;
+  return add_xielu({checkpoint, *source.architecture, *ops, no_progress}, source.spec, out);
 }
 
 Status add_metadata(const Source& source, const loader::Checkpoint& checkpoint,
@@ -186,6 +199,7 @@ Status add_metadata(const Source& source, const loader::Checkpoint& checkpoint,
   add_sampling(checkpoint.generation_config(), out);
   FRESHET_RETURN_IF_ERROR(
       add_hyperparameters(text_config(checkpoint.config()), spec, source.gguf_name, out));
+  FRESHET_RETURN_IF_ERROR(add_slopes(source, checkpoint, out));
   FRESHET_RETURN_IF_ERROR(add_vocabulary(checkpoint.path(), spec.vocab_size, out, warn));
   add_provenance(options, out);
   for (const auto& [key, value] : options.metadata)

@@ -4,6 +4,8 @@
 #include <numbers>
 #include <utility>
 
+#include "quantizer/gguf_families.h"
+
 namespace freshet::quantizer {
 namespace {
 
@@ -28,6 +30,25 @@ constexpr std::pair<std::string_view, std::string_view> kArchitectures[] = {
     {"stablelm", "stablelm"},
     {"cohere", "command-r"},
     {"glm4", "glm4"},
+    {"smollm3", "smollm3"},
+    {"olmo3", "olmo2"},
+    {"olmoe", "olmoe"},
+    {"cohere2", "cohere2"},
+    {"exaone4", "exaone4"},
+    {"glm4_moe", "glm4moe"},
+    {"ernie4_5", "ernie4_5"},
+    {"ernie4_5_moe", "ernie4_5-moe"},
+    {"hunyuan_v1_dense", "hunyuan-dense"},
+    {"seed_oss", "seed_oss"},
+    {"apertus", "apertus"},
+    {"arcee", "arcee"},
+    {"nemotron", "nemotron"},
+    {"phi", "phi2"},
+    {"phimoe", "phimoe"},
+    {"falcon", "falcon"},
+    {"minimax_m2", "minimax-m2"},
+    {"granitemoe", "granitemoe"},
+    {"gpt_bigcode", "starcoder"},
 };
 
 class Keys {
@@ -71,6 +92,7 @@ void add_rope(const RopeSpec& rope, Keys& keys) {
     case RopeSpec::Scaling::kDynamic:
     case RopeSpec::Scaling::kLlama3:
     case RopeSpec::Scaling::kFactors:
+    case RopeSpec::Scaling::kTemperature:
       break;
   }
 }
@@ -104,13 +126,14 @@ void add_scales(const json::Value& config, const std::string& architecture, cons
     const json::Value* v = config.find(from);
     if (v != nullptr && v->is_number()) keys.f32(to, v->as_double());
   };
-  if (architecture == "granite") {
+  if (architecture == "granite" || architecture == "granitemoe") {
     copy("embedding_multiplier", "embedding_scale");
     copy("residual_multiplier", "residual_scale");
     copy("attention_multiplier", "attention.scale");
     copy("logits_scaling", "logit_scale");
   }
   if (architecture == "command-r") copy("logit_scale", "logit_scale");
+  if (architecture == "cohere2") keys.f32("logit_scale", static_cast<double>(spec.logits_scale));
   if (architecture == "gptneox")
     keys.flag("use_parallel_residual", config.get_bool("use_parallel_residual", true));
   const AttentionSpec& a = spec.layers.front().attention();
@@ -158,7 +181,7 @@ Status add_hyperparameters(const json::Value& config, const ModelSpec& spec,
   if (rope >= 0) add_rope(spec.ropes[static_cast<size_t>(rope)], keys);
   add_experts(spec, keys);
   add_scales(config, architecture, spec, keys);
-  return {};
+  return add_family(config, spec, architecture, out);
 }
 
 std::vector<float> llama3_divisors(const RopeSpec& rope) {

@@ -43,7 +43,7 @@ class QuantizeJob {
   struct Work {  // a matrix on its way
     models::LinearTensor tensor;
     std::vector<Target> targets;
-    const InputStats* stats = nullptr;
+    InputStats* stats = nullptr;  // its gram matrix goes to the last that reads it
     ChannelScales scales;
     float tensor_max = 0.0f;  // MethodOptions::tensor_max
     std::string note;         // for the report
@@ -69,6 +69,7 @@ class QuantizeJob {
   Status quantise_matrix(const Work& w, const Inputs& inputs, const InputStats* stats,
                          std::vector<StoredTensor>& stored, json::Array& records);
   void share_experts(std::vector<Work>& work);
+  static InputStats stats_for(size_t index, std::vector<Work>& work, const std::vector<bool>& done);
   void add_given_statistics(std::vector<Work>& work);
   Status share_tensor_scales(std::vector<Work>& work);
   Status apply_part(const PartResults::Part& part,

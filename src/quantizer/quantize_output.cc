@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,6 +12,15 @@
 
 namespace freshet::quantizer {
 namespace {
+
+// A tensor was read: its pages leave the resident set.
+void release_pages(const loader::TensorSource& t) {
+  if (t.file != nullptr) t.file->release(t.file_offset, t.bytes);
+}
+
+void release_pages(const loader::Checkpoint& checkpoint) {
+  for (const MappedFile* file : checkpoint.files()) file->release(0, file->bytes().size());
+}
 
 // Rows that the parts' files hold, in the order that a GGUF tensor wants.
 class FinishedRows final : public RowSource {
@@ -34,13 +44,15 @@ class FinishedRows final : public RowSource {
         std::memcpy(to, row, stride);
       }
     }
+    for (const loader::TensorSource* t : read_) release_pages(*t);
+    read_.clear();
     return true;
   }
 
  private:
   // Row `row` of a source, all of whose matrices count.
   const uint8_t* find(const loader::TensorSource& source, quant::Format format, int64_t row,
-                      size_t stride) const {
+                      size_t stride) {
     std::string name = source.name;
     if (source.shape.size() == 3) {
       const int64_t per_matrix = source.shape[1];
@@ -49,11 +61,13 @@ class FinishedRows final : public RowSource {
     }
     const auto found = rows_.find(fmt::format("{}|{}|rows", name, quant::info(format).name));
     if (found == rows_.end()) return nullptr;
+    read_.insert(found->second);
     const auto at = static_cast<size_t>(row) * stride;
     return at + stride <= found->second->bytes ? found->second->data + at : nullptr;
   }
 
   std::map<std::string, const loader::TensorSource*> rows_;
+  std::set<const loader::TensorSource*> read_;  // since pages were released last
 };
 
 }  // namespace
@@ -145,6 +159,7 @@ Status QuantizeJob::write_container() {
     const auto place = places_.find(t.name);
     if (place == places_.end()) {
       FRESHET_RETURN_IF_ERROR(writer->add(t.name, t.dtype, t.shape, {t.data, t.bytes}));
+      release_pages(t);
       continue;
     }
     const auto& [part, linear] = place->second;
@@ -187,6 +202,7 @@ Status QuantizeJob::verify_gguf(const loader::Checkpoint& checkpoint) {
     FRESHET_ASSIGN_OR_RETURN(const bool known, rows.encode(p, {}, expected));
     if (known && std::memcmp(expected.data(), t->data, t->bytes) != 0)
       return internal_error("{}: tensor '{}' is not what was written", options_.output, p.name);
+    release_pages(*t);
   }
   return {};
 }
@@ -210,6 +226,7 @@ Status QuantizeJob::verify_container(const loader::Checkpoint& checkpoint) {
     if (got != dequantise(matrix, &options_.scheme))
       return internal_error("{}: '{}' reads back as other numbers than were written",
                             options_.output, name);
+    release_pages(checkpoint);
   }
   return {};
 }

@@ -33,6 +33,7 @@ std::vector<T> array_of(const loader::SafetensorsFile& file, const std::string& 
   if (t == nullptr) return out;
   out.resize(t->bytes / sizeof(T));
   std::memcpy(out.data(), t->data, out.size() * sizeof(T));
+  if (t->file != nullptr) t->file->release(t->file_offset, t->bytes);  // the part may be large
   return out;
 }
 
@@ -140,7 +141,7 @@ void QuantizeJob::share_experts(std::vector<Work>& work) {
   const auto few = [](const Work& w) {
     return w.tensor.expert >= 0 && (w.stats == nullptr || w.stats->tokens < kFewTokens);
   };
-  std::map<models::Role, const InputStats*> of_role;
+  std::map<models::Role, InputStats*> of_role;
   for (Work& w : work) {
     if (!few(w)) continue;
     const auto [place, added] = of_role.emplace(w.tensor.role, nullptr);
@@ -243,6 +244,24 @@ Status QuantizeJob::share_tensor_scales(std::vector<Work>& work) {
   return {};
 }
 
+// The statistics of matrices [index, ...) that share them, scaled. The gram matrix is moved out of
+// where it was if no other matrix needs it.
+InputStats QuantizeJob::stats_for(size_t index, std::vector<Work>& work,
+                                  const std::vector<bool>& done) {
+  Work& w = work[index];
+  bool last = true;
+  for (size_t j = 0; j < work.size(); ++j) {
+    if (!done[j] && work[j].stats == w.stats && work[j].scales.columns != w.scales.columns)
+      last = false;
+  }
+  std::vector<float> gram = last ? std::move(w.stats->gram) : w.stats->gram;
+  if (last) w.stats->gram = {};
+  InputStats stats = *w.stats;
+  stats.gram = std::move(gram);
+  return w.scales.columns.empty() ? std::move(stats)
+                                  : scaled_stats(std::move(stats), w.scales.columns);
+}
+
 // Matrices that read the same inputs come one after the other, so that their moments are prepared
 // once.
 Status QuantizeJob::quantise_work(std::vector<Work>& work, std::vector<StoredTensor>& stored,
@@ -252,14 +271,12 @@ Status QuantizeJob::quantise_work(std::vector<Work>& work, std::vector<StoredTen
   for (size_t i = 0; i < work.size(); ++i) {
     if (done[i]) continue;
     Inputs inputs;
-    InputStats scaled;
-    const InputStats* stats = work[i].stats;
-    if (stats != nullptr) {
-      if (!work[i].scales.columns.empty()) {
-        scaled = scaled_stats(*stats, work[i].scales.columns);
-        stats = &scaled;
-      }
-      inputs = prepare_inputs(*stats, options_.method.gptq, {}, pool);
+    InputStats stats;
+    const bool known = work[i].stats != nullptr;
+    if (known) {
+      stats = stats_for(i, work, done);
+      std::vector<float> gram = std::move(stats.gram);
+      inputs = prepare_inputs(stats, std::move(gram), options_.method.gptq, {}, pool);
     }
     for (size_t j = i; j < work.size(); ++j) {
       const bool same =
@@ -267,8 +284,9 @@ Status QuantizeJob::quantise_work(std::vector<Work>& work, std::vector<StoredTen
       if (done[j] || !same) continue;
       done[j] = true;
       if (stopped(fraction_)) return cancelled("interrupted");
-      FRESHET_RETURN_IF_ERROR(quantise_matrix(work[j], inputs, stats, stored, records));
-      if (work[j].stats == nullptr) break;  // the next one has its own columns
+      FRESHET_RETURN_IF_ERROR(
+          quantise_matrix(work[j], inputs, known ? &stats : nullptr, stored, records));
+      if (!known) break;  // the next one has its own columns
     }
   }
   return {};
@@ -318,8 +336,10 @@ Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs, const I
     records.push_back(record_of(line));
     report_.linears.push_back(line);
     store_matrix(stored_name(w.tensor, target), q.matrix, stored);
-    if (&target == &w.targets.back())
+    if (&target == &w.targets.back()) {
+      numbers = {};
       FRESHET_RETURN_IF_ERROR(working_.write(w.tensor, dequantise(q.matrix, scheme)));
+    }
   }
   return {};
 }

@@ -33,6 +33,12 @@ Result<std::unique_ptr<WorkingModel>> WorkingModel::open(
     return unsupported("{} is not a Hugging Face folder; only those can be quantised", path);
   FRESHET_RETURN_IF_ERROR(models::check_weights_present(checkpoint).with_context(path));
   FRESHET_ASSIGN_OR_RETURN(models::Description model, models::describe(checkpoint));
+  if (model.spec.encoder != nullptr)
+    return unsupported("{} is an encoder-decoder: only decoders can be quantised",
+                       model.spec.architecture);
+  if (!model.spec.generates)
+    return unsupported(
+        "{} is an encoder or a classifier; only models that write text can be quantised", path);
   std::unique_ptr<WorkingModel> working(
       new WorkingModel(std::move(checkpoint), std::move(model), std::move(compute)));
   for (const models::Part& part : models::parts_of(working->model_.spec)) {

@@ -9,7 +9,8 @@ namespace freshet::runtime {
 
 Result<std::shared_ptr<Compute>> Compute::open(const ComputeOptions& options) {
   std::shared_ptr<Compute> compute(new Compute(options.threads, options.reference));
-  const bool needs_cpu = options.reference || !options.cpu_isa.empty();
+  const bool needs_cpu =
+      options.reference || !options.cpu_isa.empty() || options.kernels != nullptr;
   FRESHET_ASSIGN_OR_RETURN(auto device,
                            cuda::open(options.device, needs_cpu, options.force_kernels));
   if (device != nullptr) {
@@ -23,15 +24,16 @@ Result<std::shared_ptr<Compute>> Compute::open(const ComputeOptions& options) {
   ops::OpsOptions o;
   o.reference = options.reference;
   o.force_kernels = options.force_kernels;
-  const ops::KernelTable& kernels = options.reference ? ops::reference_kernels() : cpu::kernels();
+  const ops::KernelTable& own = options.reference ? ops::reference_kernels() : cpu::kernels();
+  const ops::KernelTable& kernels = options.kernels != nullptr ? *options.kernels : own;
   FRESHET_ASSIGN_OR_RETURN(compute->ops_,
                            ops::Ops::create(compute->pool_, kernels, cpu::detect(limit), o));
   return compute;
 }
 
-Result<ops::KvType> Compute::kv_type(const std::string& name) const {
+Result<ops::KvType> Compute::kv_type(const std::string& name, bool scratch) const {
   if (name != "auto") return ops::kv_type_by_name(name);
-  return reference_ ? ops::KvType::kF32 : ops::KvType::kF16;
+  return reference_ || scratch ? ops::KvType::kF32 : ops::KvType::kF16;
 }
 
 }  // namespace freshet::runtime

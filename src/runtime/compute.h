@@ -22,6 +22,8 @@ struct ComputeOptions {
   std::string cpu_isa;                     // highest instruction set to use; "": any
   bool reference = false;                  // plain F32, without tuned kernels
   std::vector<std::string> force_kernels;  // as in ops::OpsOptions
+  // Kernels to use instead of the processor's, in memory that stays; nullptr: its own.
+  const ops::KernelTable* kernels = nullptr;
 };
 
 class Compute {
@@ -35,8 +37,9 @@ class Compute {
   ops::Device* device() const { return ops_->device(); }  // nullptr: the processor
   std::string device_name() const { return device() != nullptr ? device()->name() : "cpu"; }
 
-  // The type of keys and values that a --kv-cache-dtype asks for.
-  Result<ops::KvType> kv_type(const std::string& name) const;
+  // The type of keys and values that a --kv-cache-dtype asks for. `scratch`: they live for one step
+  // only, so that auto is F32.
+  Result<ops::KvType> kv_type(const std::string& name, bool scratch = false) const;
 
  private:
   Compute(int threads, bool reference) : pool_(threads), reference_(reference) {}

@@ -67,9 +67,9 @@ Status LoadedModel::reserve(const StepLimits& limits) {
   return model_->reserve(limits.tokens, limits.logit_rows, limits.context);
 }
 
-Result<KvStorage> LoadedModel::make_cache(ops::KvType type,
+Result<KvStorage> LoadedModel::make_cache(const KvTypes& types,
                                           const std::vector<int32_t>& blocks) const {
-  return make_cache(kv_cache_spec(spec(), type), blocks);
+  return make_cache(kv_cache_spec(spec(), types), blocks);
 }
 
 Result<KvStorage> LoadedModel::make_cache(const KvCacheSpec& cache,
@@ -83,10 +83,36 @@ Result<Buffer> LoadedModel::make_logits(int64_t rows) const {
   return Buffer::allocate(count * sizeof(float), ops().host_memory());
 }
 
+Result<KvTypes> kv_types(const Compute& compute, const std::string& dtype,
+                         const std::vector<int>& skip_layers, const ModelSpec& spec) {
+  const bool scratch = reads_both_ways(spec);  // keys and values live for one step
+  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(dtype, scratch));
+  FRESHET_ASSIGN_OR_RETURN(const ops::KvType wide, compute.kv_type("auto", scratch));
+  return kv_types(type, wide, skip_layers, spec);
+}
+
+Result<KvTypes> kv_types(ops::KvType type, ops::KvType wide, const std::vector<int>& skip_layers,
+                         const ModelSpec& spec) {
+  KvTypes types(type);
+  types.wide = wide;
+  const auto layers = static_cast<int>(spec.layers.size());
+  for (const int layer : skip_layers) {
+    if (layer < 0 || layer >= layers) {
+      return invalid_argument("--kv-cache-dtype-skip-layers {}: the model has layers 0 to {}",
+                              layer, layers - 1);
+    }
+    types.wide_layers.push_back(layer);
+  }
+  return types;
+}
+
 Status check_cache(const Compute& compute, const KvCacheSpec& cache) {
   const ops::Device* const device = compute.device();
-  if (device == nullptr) return {};
-  for (const ops::KvShape& shape : cache.layers) FRESHET_RETURN_IF_ERROR(device->supports(shape));
+  for (const KvLayer& layer : cache.layers) {
+    if (layer.state_bytes > 0) continue;
+    FRESHET_RETURN_IF_ERROR(ops::check_shape(layer.shape));
+    if (device != nullptr) FRESHET_RETURN_IF_ERROR(device->supports(layer.shape));
+  }
   return {};
 }
 

@@ -47,6 +47,7 @@ class LoadedModel {
       : compute_(std::move(compute)), model_(std::move(model)) {}
 
   Compute& compute() const { return *compute_; }
+  std::shared_ptr<Compute> shared_compute() const { return compute_; }
   ops::Ops& ops() const { return compute_->ops(); }
   std::string device() const { return compute_->device_name(); }
   Model& model() const { return *model_; }
@@ -56,8 +57,8 @@ class LoadedModel {
   // Must be called before the first step. Other models on the same Compute may reserve more or
   // less, in any order.
   Status reserve(const StepLimits& limits);
-  // blocks: for each cache group of kv_cache_spec(spec(), type).
-  Result<KvStorage> make_cache(ops::KvType type, const std::vector<int32_t>& blocks) const;
+  // blocks: for each cache group of kv_cache_spec(spec(), types).
+  Result<KvStorage> make_cache(const KvTypes& types, const std::vector<int32_t>& blocks) const;
   // The same for groups formed differently.
   Result<KvStorage> make_cache(const KvCacheSpec& spec, const std::vector<int32_t>& blocks) const;
   // Room for logits on the host, [rows, vocab], where steps may write them.
@@ -67,6 +68,12 @@ class LoadedModel {
   std::shared_ptr<Compute> compute_;
   std::unique_ptr<Model> model_;
 };
+
+// The types that --kv-cache-dtype and --kv-cache-dtype-skip-layers ask for. The error is one line.
+Result<KvTypes> kv_types(const Compute& compute, const std::string& dtype,
+                         const std::vector<int>& skip_layers, const ModelSpec& spec);
+Result<KvTypes> kv_types(ops::KvType type, ops::KvType wide, const std::vector<int>& skip_layers,
+                         const ModelSpec& spec);
 
 // One line that says why `compute` cannot hold such a cache, or ok.
 Status check_cache(const Compute& compute, const KvCacheSpec& cache);

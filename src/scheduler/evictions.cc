@@ -106,7 +106,7 @@ Status Scheduler::fits_pools(const NewRequest& r) const {
   const auto prompt = static_cast<int32_t>(r.prompt.size());
   const int32_t end = prompt + r.max_tokens;
   for (int g = 0; g < cache_.groups(); ++g) {
-    if (cache_.window(g) != 0) continue;
+    if (cache_.window(g) != 0 || g == cache_.state_group()) continue;
     const int32_t slots =
         r.eviction != nullptr ? r.eviction->most_slots(g, prompt, end, false) : end;
     const int32_t needs = cache_.most_blocks(0, slots, chunk());

@@ -117,9 +117,11 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
                        : std::max(budget.tokens - budget.decodes_left, std::min(budget.tokens, 1));
   int32_t rows =
       decode ? budget.rows : std::max(budget.rows - budget.decodes_left, std::min(budget.rows, 1));
-  if (tokens == 0 || rows == 0) return WaitReason::kTokenBudget;
+  if (tokens == 0 || (rows == 0 && s.logits)) return WaitReason::kTokenBudget;
+  if (s.whole && left > tokens) return WaitReason::kTokenBudget;
 
-  StepItem item{s.id, s.computed, std::min({left, tokens, chunk(), s.evict_at - s.computed}), 0, 0};
+  const int32_t most = s.whole ? left : std::min(tokens, chunk());
+  StepItem item{s.id, s.computed, std::min({left, most, s.evict_at - s.computed}), 0, 0};
   if (s.logits_from >= 0) {  // rows of the logits are scarcer than tokens
     const int32_t silent = std::clamp(s.logits_from - item.first, 0, item.count);
     item.count = std::min(item.count, silent + rows);
@@ -132,11 +134,12 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
   }
   if (!reserve(s, item, step)) return WaitReason::kBlocks;
   s.draft.resize(static_cast<size_t>(item.draft));
+  if (cache_.state_group() >= 0) keep_states(s, item);
 
   const int32_t end = item.first + item.count;
   if (end > s.scored_from) own_scores(s);
   if (s.logits_from >= 0) item.logits = std::min(item.count, std::max(0, end - s.logits_from));
-  if (end - item.draft == s.size()) item.logits = std::max(item.logits, 1 + item.draft);
+  if (end - item.draft == s.size() && s.logits) item.logits = std::max(item.logits, 1 + item.draft);
   s.planned_in = step.number;
   budget.tokens -= item.count;
   budget.rows -= item.logits;
@@ -150,14 +153,15 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
 // then preempts a sequence with a worse rank.
 bool Scheduler::reserve(Sequence& s, StepItem& item, Step& step) {
   while (true) {
-    if (cache_.reserve(s.blocks, item.first, item.first + item.count, step.copies)) return true;
+    if (cache_.reserve(s.blocks, item.first, item.first + item.count, step.copies, item.draft))
+      return true;
     if (item.draft > 0) {
       item.count -= item.draft;
       item.draft = 0;
       continue;
     }
     if (const int32_t fit = cache_.fit(s.blocks, item.first, item.first + item.count);
-        fit > item.first) {
+        fit > item.first && !s.whole) {
       item.count = fit - item.first;
       continue;
     }
@@ -167,6 +171,26 @@ bool Scheduler::reserve(Sequence& s, StepItem& item, Step& step) {
     } else if (!unpin_oldest()) {
       return false;
     }
+  }
+}
+
+// Chooses where the step keeps states: at multiples of the interval; where the prompt parts from
+// one that the cache knows; behind the last full block of the prompt, of which a repetition leaves
+// a token to compute, and of what is pinned; and, of the tokens that the sequence adds, behind the
+// last full block, until the next one is full.
+void Scheduler::keep_states(Sequence& s, const StepItem& item) {
+  using kv_cache::kBlockTokens;
+  const int32_t interval = std::max(1, options_.checkpoint_interval / kBlockTokens);
+  const int32_t end = item.first + item.count;
+  const auto full = [](int32_t tokens) { return tokens / kBlockTokens; };
+  const int32_t prompt = full(s.prompt_tokens - 1), pinned = full(s.pin_tokens),
+                junction = full(s.blocks.junction);
+  const int32_t last = full(end);
+  for (int32_t block = full(item.first) + 1; block <= last; ++block) {
+    const bool stays = block % interval == 0 || block == prompt || block == junction ||
+                       (block == pinned && pinned > 0);
+    const bool rolls = !stays && block == last && block > prompt;
+    if (stays || rolls) cache_.keep_state(s.blocks, block * kBlockTokens, rolls);
   }
 }
 
@@ -246,7 +270,7 @@ Sequence* Scheduler::candidate(bool fresh_allowed) const {
   Sequence* resumed = resumed_.empty() ? nullptr : *resumed_.begin();
   Sequence* fresh = fresh_allowed ? queue_.next(now_) : nullptr;
   if (resumed == nullptr) return fresh;
-  if (fresh == nullptr) return resumed;
+  if (fresh == nullptr || !has_encoder_blocks(*fresh->request)) return resumed;
   return fresh->request->priority < resumed->request->priority && fresh->rank < resumed->rank
              ? fresh
              : resumed;
@@ -262,7 +286,9 @@ bool Scheduler::fits_whole(const Sequence& s) const {
     };
     int64_t needs = still(s);
     for (const Sequence* r : running_) needs += still(*r);
-    if (!running_.empty()) needs += cache_.pool(g).size() / 100;
+    if (!running_.empty()) {
+      needs += g == cache_.state_group() ? options_.kept_checkpoints : cache_.pool(g).size() / 100;
+    }
     if (needs > cache_.available(g)) return false;
   }
   return true;
@@ -289,7 +315,7 @@ bool Scheduler::fits_ahead(const Sequence& s) const {
   };
   std::vector<Part> parts;
   for (int g = 0; g < cache_.groups(); ++g) {
-    if (cache_.window(g) != 0) continue;
+    if (cache_.window(g) != 0 || g == cache_.state_group()) continue;
     int64_t room = cache_.available(g);
     parts.clear();
     const auto add = [&](const Sequence& q) {
@@ -375,12 +401,15 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
   if (slots_taken_ + slots(s) > options_.max_num_seqs) return WaitReason::kSlots;
   const size_t copies = step.copies.size();
   const int32_t cached = cache_.begin(s.blocks, s.request->salt, may_be_cached(s), step.copies);
+  const bool encoded = s.request->encoded;
   const auto give_back = [&] {
+    if (!encoded) free_encoder_blocks(*s.request);
     cache_.release(s.blocks);
     step.copies.resize(copies);
     s.computed = 0;
   };
-  if (!fits_whole(s) || (options_.look_ahead && !running_.empty() && !fits_ahead(s))) {
+  if (!take_encoder_blocks(*s.request) || !fits_whole(s) ||
+      (options_.look_ahead && !running_.empty() && !fits_ahead(s))) {
     give_back();
     return WaitReason::kBlocks;
   }
@@ -393,6 +422,8 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
     return lacks;
   }
   dequeue(s);
+  step.items.back().encodes = !encoded && s.request->encoder_tokens > 0;
+  s.request->encoded = true;
   cache_.used(s.blocks, cached);
   if (!s.started) {
     s.started = true;

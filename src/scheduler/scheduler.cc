@@ -27,12 +27,21 @@ const char* name_of(WaitReason reason) {
   return "?";
 }
 
+namespace {
+
+int32_t blocks_of(int32_t encoder_tokens) {
+  return (encoder_tokens + kv_cache::kBlockTokens - 1) / kv_cache::kBlockTokens;
+}
+
+}  // namespace
+
 // ---- life of requests ------------------------------------------------------------------------
 
 Scheduler::Scheduler(const SchedulerOptions& options, kv_cache::BlockCache& cache,
                      std::unique_ptr<BatchingPolicy> policy)
     : options_(options),
       cache_(cache),
+      encoder_pool_(options.encoder_blocks),
       policy_(std::move(policy)),
       queue_(options.ageing_us, options.fair_share) {
   // Initial guess of output lengths: 16 to 1,024 tokens.
@@ -57,10 +66,10 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& opt
   FRESHET_ASSIGN_OR_RETURN(auto policy, make_batching_policy(options.batching));
   std::unique_ptr<Scheduler> scheduler(new Scheduler(options, cache, std::move(policy)));
   for (int g = 0; g < cache.groups(); ++g) {
-    const bool evicts = options.max_slots > 0 && cache.window(g) == 0;
+    const bool evicts = options.max_slots > 0 && cache.window(g) == 0 && g != cache.state_group();
     const int32_t longest =
         evicts ? std::min(options.max_slots, options.max_model_len) : options.max_model_len;
-    const int32_t most = cache.most_blocks(cache.window(g), longest, scheduler->chunk());
+    const int32_t most = cache.most_blocks_in(g, longest, scheduler->chunk());
     if (most > cache.pool(g).size()) {
       return invalid_argument("a sequence of {} tokens needs {} cache blocks; there are {}",
                               options.max_model_len, most, cache.pool(g).size());
@@ -82,6 +91,10 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
     return invalid_argument("{} prompt tokens and {} new ones exceed max_model_len {}",
                             prompt_tokens, request.max_tokens, options_.max_model_len);
   }
+  if (request.whole && prompt_tokens > options_.max_num_batched_tokens) {
+    return invalid_argument("{} prompt tokens run in one step: max_num_batched_tokens is {}",
+                            prompt_tokens, options_.max_num_batched_tokens);
+  }
   if (request.samples < 1 || request.samples > options_.max_num_seqs) {
     return invalid_argument("{} sequences per request: must be 1 to max_num_seqs ({})",
                             request.samples, options_.max_num_seqs);
@@ -94,6 +107,11 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
     return resource_exhausted("the queue is full: {} prompt tokens are waiting, and at most {} may",
                               queue_.prompt_tokens(), options_.max_queued_tokens);
   }
+  const int32_t encoder_blocks = blocks_of(request.encoder_tokens);
+  if (encoder_blocks > encoder_pool_.size()) {
+    return invalid_argument("the encoder's output needs {} cache blocks; there are {}",
+                            encoder_blocks, encoder_pool_.size());
+  }
   FRESHET_RETURN_IF_ERROR(fits_pools(request));
   FRESHET_CHECK(!requests_.contains(request.id), "request {} was added twice", request.id);
   auto& r = requests_[request.id];
@@ -102,6 +120,7 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   r->priority = request.priority;
   r->tenant = request.tenant;
   r->salt = std::move(request.salt);
+  r->encoder_tokens = request.encoder_tokens;
   r->arrival = now_;
   r->deadline = request.deadline;
   r->eviction = std::move(request.eviction);
@@ -117,6 +136,9 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   s->pending_forks = request.samples - 1;
   s->logits_from = request.logits_from;
   s->compute_all = request.compute_all;
+  s->logits = request.logits;
+  s->whole = request.whole;
+  s->token_types = std::move(request.token_types);
   s->pin_tokens = std::clamp(request.pin_tokens, 0, s->prompt_tokens);
   restart_evictions(*s);
   r->sequences.push_back(s->id);
@@ -147,6 +169,25 @@ void Scheduler::dequeue(Sequence& s) {
   s.waits_for = WaitReason::kNone;
 }
 
+// Whether the request has its blocks for the encoder's output, or could take them.
+bool Scheduler::has_encoder_blocks(const Request& r) const {
+  return !r.encoder_blocks.empty() || blocks_of(r.encoder_tokens) <= encoder_pool_.free();
+}
+
+// All or nothing. A request keeps its blocks while it is preempted: those that wait have none, so
+// the best-ranked request always goes on.
+bool Scheduler::take_encoder_blocks(Request& r) {
+  if (!has_encoder_blocks(r)) return false;
+  const int32_t blocks = r.encoder_blocks.empty() ? blocks_of(r.encoder_tokens) : 0;
+  for (int32_t i = 0; i < blocks; ++i) r.encoder_blocks.push_back(encoder_pool_.take());
+  return true;
+}
+
+void Scheduler::free_encoder_blocks(Request& r) {
+  for (const int32_t block : r.encoder_blocks) encoder_pool_.unref(block);
+  r.encoder_blocks.clear();
+}
+
 void Scheduler::stop_running(Sequence& s) {
   running_.erase(&s);
   slots_taken_ -= slots(s);
@@ -169,6 +210,7 @@ void Scheduler::drop(Sequence& s) {
   sequences_.erase(SequenceId{s.id});
   if (!last) return;
   queue_.leave(r);
+  free_encoder_blocks(r);
   if (r.deadline > 0) deadlines_.erase({r.deadline, r.id});
   requests_.erase(RequestId{r.id});
 }
@@ -212,6 +254,7 @@ void Scheduler::ran(const Step& step) {
     s.computed = item.first + item.count - item.draft;
     if (s.logits_from >= 0) s.logits_from = std::max(s.logits_from, s.computed);
     cache_.computed(s.blocks, s.tokens, s.computed);
+    if (item.draft == 0) cache_.settle(s.blocks, s.computed);
     if (s.pin_tokens >= kv_cache::kBlockTokens && s.computed >= s.pin_tokens) pin(s);
   }
 }
@@ -273,6 +316,7 @@ void Scheduler::commit(SequenceId sequence, std::span<const int32_t> tokens) {
     s.computed = s.size() - 1;
     cache_.computed(s.blocks, s.tokens, s.computed);
   }
+  cache_.settle(s.blocks, s.computed);
 }
 
 // Keeps the blocks of the first path that begins with the accepted drafts. Its other drafts are
@@ -418,7 +462,9 @@ Status Scheduler::check(std::span<const kv_cache::BlockTable* const> others) con
       return internal_error("sequence {} holds blocks and does not run", id);
     if (s->computed > s->size()) return internal_error("sequence {} computed what it has not", id);
     for (int g = 0; runs && g < cache_.groups(); ++g) {
-      if (s->blocks.blocks(g) * kv_cache::kBlockTokens < s->blocks.slots(g, s->computed)) {
+      const int32_t holds = s->blocks.blocks(g);
+      const int32_t slots = s->blocks.slots(g, s->computed);
+      if (g == cache_.state_group() ? holds == 0 : holds * kv_cache::kBlockTokens < slots) {
         return internal_error("sequence {} lacks blocks for what it computed", id);
       }
     }
@@ -429,6 +475,12 @@ Status Scheduler::check(std::span<const kv_cache::BlockTable* const> others) con
       tables.push_back(&branch.blocks);
     }
   }
+  int64_t encoder_blocks = 0;
+  for (const auto& [id, r] : requests_) encoder_blocks += std::ssize(r->encoder_blocks);
+  if (encoder_blocks != encoder_pool_.size() - encoder_pool_.free())
+    return internal_error("requests hold {} blocks of encoders, {} are taken", encoder_blocks,
+                          encoder_pool_.size() - encoder_pool_.free());
+  FRESHET_RETURN_IF_ERROR(encoder_pool_.check_conserved());
   for (const kv_cache::BlockTable& pinned : pins_) tables.push_back(&pinned);
   if (taken != slots_taken_)
     return internal_error("{} running slots are taken, {} counted", taken, slots_taken_);

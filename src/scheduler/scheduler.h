@@ -42,6 +42,7 @@ struct SchedulerOptions {
   int32_t max_chunk = 0;  // most prompt tokens of one sequence in a step; 0: the token budget
   int32_t max_logit_rows = 256;  // rows of logits a step may ask for
   int32_t max_model_len = 0;     // most tokens of a sequence; its blocks must fit the pools
+  int32_t encoder_blocks = 0;    // blocks for encoders' outputs, of all requests together
   // > 0: every request evicts to hold at most this many slots, for which the pools must suffice.
   int32_t max_slots = 0;
   int32_t max_queued_requests = 0;  // 0: no limit
@@ -51,6 +52,10 @@ struct SchedulerOptions {
   // A sequence starts only if the cache will probably have room until the running sequences end,
   // estimated from the output lengths of recent requests. This avoids preemptions.
   bool look_ahead = false;
+  // Of models with states (kv_cache/block_cache.h): checkpoints are kept every so many tokens,
+  // rounded to blocks, besides those at the ends of prompts and where prompts part.
+  int32_t checkpoint_interval = 512;
+  int32_t kept_checkpoints = 0;  // sequences that start leave them so many slots
   BatchingOptions batching;
 };
 
@@ -159,8 +164,12 @@ class Scheduler {
   void pin(Sequence& s);
   bool unpin_oldest();
   WaitReason start(Sequence& s, Step& step, Budget& budget);
+  bool has_encoder_blocks(const Request& r) const;
+  bool take_encoder_blocks(Request& r);
+  void free_encoder_blocks(Request& r);
   WaitReason plan(Sequence& s, Step& step, Budget& budget);
   bool reserve(Sequence& s, StepItem& item, Step& step);
+  void keep_states(Sequence& s, const StepItem& item);
   void plan_branches(Step& step, Budget& budget);
   void plan_branch(Sequence& s, size_t index, Step& step, Budget& budget);
   void take_branch(Sequence& s, std::span<const int32_t> accepted);
@@ -174,6 +183,7 @@ class Scheduler {
 
   SchedulerOptions options_;
   kv_cache::BlockCache& cache_;
+  kv_cache::BlockPool encoder_pool_;
   std::unique_ptr<BatchingPolicy> policy_;
   WaitingQueue queue_;
   std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;

@@ -450,5 +450,76 @@ TEST(BatchingPolicy, RefusesNonsense) {
   EXPECT_FALSE(make_batching_policy(options).ok());
 }
 
+// Prompts with a shared beginning, for a model with states: the second visitor finds a checkpoint
+// within the interval of the point where it parts from the first, the third within a block.
+TEST(Scheduler, VisitorsOfASharedBeginningFindCheckpoints) {
+  constexpr int32_t kInterval = 64, kShared = 300, kPrompt = 340;
+  for (const int32_t budget : {32, 100, 512}) {
+    kv_cache::BlockCache cache(
+        {.groups = {{.blocks = 200}, {.blocks = 40, .kind = KvKind::kState}}});
+    SchedulerOptions options;
+    options.max_num_batched_tokens = budget;
+    options.max_model_len = 400;
+    options.checkpoint_interval = kInterval;
+    auto scheduler = Scheduler::create(options, cache);
+    ASSERT_TRUE(scheduler.ok());
+    std::vector<int32_t> cached;
+    for (int32_t visitor = 0; visitor < 4; ++visitor) {
+      NewRequest request;
+      request.id = static_cast<RequestId>(visitor) + 1;
+      for (int32_t i = 0; i < kPrompt; ++i)
+        request.prompt.push_back(i < kShared ? i : 1000 * std::min(visitor, 2) + i);
+      request.max_tokens = 1;
+      const auto id = (*scheduler)->submit(std::move(request), 1);
+      ASSERT_TRUE(id.ok());
+      while (true) {
+        const Step step = (*scheduler)->schedule(1);
+        ASSERT_EQ(step.items.size(), 1u);
+        if (cached.size() == static_cast<size_t>(visitor)) cached.push_back(step.items[0].first);
+        (*scheduler)->ran(step);
+        EXPECT_EQ((*scheduler)->check().message(), "");
+        if ((*scheduler)->sequence(*id).awaits_token()) break;
+      }
+      (*scheduler)->finish(*id);
+    }
+    EXPECT_EQ(cached[0], 0);
+    EXPECT_EQ(cached[1], kShared / kInterval * kInterval) << budget;
+    EXPECT_EQ(cached[2], kShared / 16 * 16) << budget;
+    EXPECT_EQ(cached[3], (kPrompt - 1) / 16 * 16) << budget;  // the same prompt again
+  }
+}
+
+// A conversation goes on where its last answer ended, to within a block.
+TEST(Scheduler, ATurnBeginsAtTheEndOfTheLastAnswer) {
+  kv_cache::BlockCache cache({.groups = {{.blocks = 100}, {.blocks = 8, .kind = KvKind::kState}}});
+  SchedulerOptions options;
+  options.max_model_len = 400;
+  auto scheduler = Scheduler::create(options, cache);
+  ASSERT_TRUE(scheduler.ok());
+  std::vector<int32_t> text;
+  for (int32_t i = 0; i < 50; ++i) text.push_back(i);
+  for (RequestId turn = 1; turn <= 3; ++turn) {
+    NewRequest request;
+    request.id = turn;
+    request.prompt = text;
+    request.max_tokens = 70;
+    const auto id = (*scheduler)->submit(std::move(request), 1);
+    ASSERT_TRUE(id.ok());
+    for (int32_t n = 0; n < 70; ++n) {
+      const Step step = (*scheduler)->schedule(1);
+      ASSERT_EQ(step.items.size(), 1u);
+      if (n == 0 && turn > 1) EXPECT_GE(step.items[0].first, std::ssize(text) - 10 - 17);
+      (*scheduler)->ran(step);
+      const int32_t token = 7 * n + static_cast<int32_t>(turn);
+      text.push_back(token);
+      (*scheduler)->commit(*id, {&token, 1});
+      EXPECT_EQ((*scheduler)->check().message(), "");
+    }
+    (*scheduler)->finish(*id);
+    for (int32_t i = 0; i < 10; ++i) text.push_back(500 + i);  // the next question
+  }
+  EXPECT_LE(cache.idle(1), 6);  // a prompt's and an answer's each
+}
+
 }  // namespace
 }  // namespace freshet::scheduler

@@ -45,7 +45,11 @@ struct NewRequest {
   int64_t deadline = 0;         // > 0: the request expires at this time
   int32_t logits_from = -1;     // >= 0: logits of every position from here on are wanted
   bool compute_all = false;     // use no cached prefix, because every position's state is wanted
-  int32_t pin_tokens = 0;       // this many first tokens stay cached while there is room
+  bool logits = true;           // the last token's logits are wanted
+  bool whole = false;           // the prompt runs in one step and is never cut
+  std::vector<int32_t> token_types;  // of the prompt's tokens, or empty
+  int32_t pin_tokens = 0;            // this many first tokens stay cached while there is room
+  int32_t encoder_tokens = 0;        // positions of the encoder's output, of encoder-decoders
   // nullptr: all keys are kept. No drafts may be set for such a request.
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
 };
@@ -85,7 +89,8 @@ struct StepItem {
   int32_t count = 0;
   int32_t draft = 0;
   int32_t logits = 0;
-  int32_t branch = -1;  // index in Sequence::branches; -1: the main path
+  int32_t branch = -1;   // index in Sequence::branches; -1: the main path
+  bool encodes = false;  // the encoder runs for the request first
 };
 
 constexpr int32_t kExpected = -1;  // stands for a token that is not known yet
@@ -106,6 +111,9 @@ struct Sequence {
   int32_t pending_forks = 0;  // running slots reserved for its samples
   int32_t pin_tokens = 0;     // to pin once they are computed
   bool compute_all = false;
+  bool logits = true;
+  bool whole = false;
+  std::vector<int32_t> token_types;  // of the prompt's tokens, or empty
   int32_t logits_from = -1;
   // With Request::eviction: the position where its next eviction is due, the first query that is
   // scored for it, and the sums of the scores so far, which forks share until they add to them.
@@ -146,6 +154,10 @@ struct Request {
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
   int32_t cached_tokens = 0;  // of the prompt, found in the cache at first admission
   int32_t preemptions = 0;
+  // The encoder's output: all sequences read it, from the first start to the request's end.
+  int32_t encoder_tokens = 0;
+  std::vector<int32_t> encoder_blocks;  // with one reference each
+  bool encoded = false;                 // a step has run the encoder
   std::vector<SequenceId> sequences;
   WaitTimes waited{};  // of all its sequences together
 };

@@ -22,6 +22,8 @@ TEST(Simulation, BlocksAreConservedAndEverythingEnds) {
   EXPECT_GT(total.branch_tokens, 500);
   EXPECT_GT(total.cancelled, 500);
   EXPECT_GT(total.expired, 100);
+  EXPECT_GT(total.cached_with_states, 3'000);
+  EXPECT_GT(total.kept_states, 10'000);
   EXPECT_GT(total.refused_while_robbed, 10);
 }
 

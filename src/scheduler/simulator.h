@@ -4,8 +4,8 @@
 // samples, beams, draft trees, evictions of keys, cancellations, deadlines, a clock that jumps both
 // ways, and a "thief" that holds blocks so that allocations fail. The model is a hash: slot p of a
 // block holds the hash of the tokens up to p. So every token that runs can verify each position
-// that its attention reads, in every group, after copies, evictions and preemptions. All references
-// are counted after each step. Pure function of the seed.
+// that its attention reads, in every group, after copies, evictions and preemptions; a state is the
+// hash of all tokens so far. All references are counted after each step. Pure function of the seed.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,8 @@ struct SimulationReport {
   int64_t expired = 0;
   int64_t preemptions = 0;
   int64_t cached_tokens = 0;
+  int64_t cached_with_states = 0;  // of those, in models with states
+  int64_t kept_states = 0;         // copies for checkpoints and behind drafts
   int64_t copies = 0;
   int64_t evictions = 0;  // of keys of live sequences
   int64_t accepted_drafts = 0;

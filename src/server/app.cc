@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/utc_time.h"
 #include "layers/model.h"
+#include "layers/pooled_head.h"
 
 namespace freshet::server {
 namespace {
@@ -130,6 +131,7 @@ Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options, Ans
   add_openai_routes(*app, app->routes_);
   add_responses_routes(*app, app->routes_);
   add_embedding_routes(*app, app->routes_);
+  add_score_routes(*app, app->routes_);
   add_generate_routes(*app, app->routes_);
   add_llama_routes(*app, app->routes_);
   add_web_routes(*app, app->routes_);
@@ -325,6 +327,7 @@ Parsed<std::string> App::render_chat(const ChatRequest& request) const {
 }
 
 Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
+  if (auto error = refuse_text()) return *error;
   const bool forced = request.tool_choice == ChatRequest::ToolChoice::kRequired ||
                       request.tool_choice == ChatRequest::ToolChoice::kNamed;
   if (forced && !request.structured.is_null()) {
@@ -373,7 +376,16 @@ Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
 }
 
 int App::embedding_size() const {
-  return static_cast<int>(engine_.model().spec().hidden_size);
+  return options_.pooling == Pooling::kModel ? heads().embedding.size
+                                             : engine_.model().spec().hidden_size;
+}
+
+std::optional<ApiError> App::refuse_text() const {
+  if (engine_.model().spec().generates) return std::nullopt;
+  const bool scores = heads().classifier.has_value();
+  return bad_request("model", fmt::format("this model writes no text: it gives {}",
+                                          scores ? "scores (/v1/score, /v1/rerank, /classify)"
+                                                 : "embeddings (/v1/embeddings, /v1/score)"));
 }
 
 void App::set_tenant(const HttpRequest& from, const CommonRequest& common, Request& request) const {
@@ -416,6 +428,55 @@ Parsed<std::vector<int32_t>> App::encode(const Prompt& prompt, const CommonReque
   return ids;
 }
 
+size_t App::pooled_tokens_to_keep(const CommonRequest& request) const {
+  if (request.truncate_prompt_tokens >= 0)
+    return static_cast<size_t>(request.truncate_prompt_tokens);
+  return static_cast<size_t>(engine_.max_model_len());
+}
+
+Parsed<std::vector<int32_t>> App::encode_pooled(const Prompt& prompt,
+                                                const CommonRequest& request) const {
+  const size_t keep = pooled_tokens_to_keep(request);
+  const bool whole = reads_both_ways(engine_.model().spec());
+  if (!whole || keep == 0) return encode(prompt, request);
+  if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) {
+    return std::vector<int32_t>(
+        ids->begin(), ids->begin() + static_cast<std::ptrdiff_t>(std::min(keep, ids->size())));
+  }
+  std::string_view text = std::get<std::string>(prompt);
+  text = text.substr(0, max_text_bytes_);
+  tokenizer::EncodeOptions options;
+  options.add_special = request.add_special_tokens;
+  options.parse_special = request.parse_special;
+  auto ids = engine_.tokenizer().encode_up_to(text, keep, options);
+  if (ids.empty()) return bad_request(request.prompt_field, "the prompt has no tokens");
+  return ids;
+}
+
+Parsed<Tokenizer::Pair> App::encode_pair(const std::string& first, const std::string& second,
+                                         const CommonRequest& request) const {
+  const bool cuts = request.truncate_prompt_tokens != 0;
+  for (const std::string* text : {&first, &second}) {
+    if (cuts || text->size() <= max_text_bytes_) continue;
+    return bad_request(request.prompt_field,
+                       fmt::format("a text has {} bytes: more than {} tokens can hold",
+                                   text->size(), engine_.max_model_len()));
+  }
+  const std::string_view a = std::string_view(first).substr(0, max_text_bytes_);
+  const std::string_view b = std::string_view(second).substr(0, max_text_bytes_);
+  Tokenizer::Pair pair =
+      engine_.tokenizer().encode_pair(a, b, cuts ? pooled_tokens_to_keep(request) : 0);
+  if (pair.ids.empty()) return bad_request(request.prompt_field, "the texts have no tokens");
+  if (pair.ids.size() > static_cast<size_t>(engine_.max_model_len())) {
+    return bad_request(request.prompt_field,
+                       fmt::format("two texts have {} tokens together; at most {} are possible "
+                                   "('truncate_prompt_tokens': -1 cuts them)",
+                                   pair.ids.size(), engine_.max_model_len()));
+  }
+  if (engine_.model().spec().token_types < 2) pair.types.clear();
+  return pair;
+}
+
 Parsed<std::shared_ptr<const grammar::Grammar>> App::grammar_of(const json::Value& structured) {
   if (structured.is_null()) return std::shared_ptr<const grammar::Grammar>();
   std::call_once(grammar_once_, [this] {
@@ -446,6 +507,7 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
                  std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format) {
   if (auto error = check_model(request.model)) return send_error(exchange, *error);
   if (draining_) return send_error(exchange, {503, "the server is shutting down", ""});
+  if (auto error = refuse_text()) return send_error(exchange, *error);
   auto grammar = grammar_of(request.structured);
   if (auto* error = std::get_if<ApiError>(&grammar)) {
     error->param = request.structure_field;

@@ -32,7 +32,7 @@ struct AppOptions {
   std::string tool_call_parser;                 // empty: detected from the template
   std::string reasoning_parser;                 // empty: reasoning stays in the text
   bool web_page = true;
-  Pooling pooling = Pooling::kLast;  // of embeddings
+  Pooling pooling = Pooling::kModel;  // of embeddings
   RequestLimits limits;
   json::Object sampling_defaults;  // sampling_defaults.h
   // Whether the access log has the requests of probes, too: /health, /metrics and others, if
@@ -83,7 +83,17 @@ class App {
   // an error unless `may_be_empty`.
   Parsed<std::vector<int32_t>> encode(const Prompt& prompt, const CommonRequest& request,
                                       bool may_be_empty = false) const;
+  // The same for an input of the routes that give vectors. Encoders keep the beginning of a text
+  // that is cut, and the special tokens around it.
+  Parsed<std::vector<int32_t>> encode_pooled(const Prompt& prompt,
+                                             const CommonRequest& request) const;
+  // Two texts, joined as the model was trained to read them.
+  Parsed<Tokenizer::Pair> encode_pair(const std::string& first, const std::string& second,
+                                      const CommonRequest& request) const;
+  const PooledHeads& heads() const { return engine_.heads(); }
   int embedding_size() const;
+  // An error if the model writes no text.
+  std::optional<ApiError> refuse_text() const;
   // Sets the tenant for fair scheduling and the cache salt of an engine request.
   void set_tenant(const HttpRequest& from, const CommonRequest& common, Request& request) const;
   // Checks the model name and starts the answer.
@@ -99,7 +109,8 @@ class App {
   void find_thought_tokens();
   bool authorised(const HttpRequest& request) const;
   std::string cache_salt(const HttpRequest& request, const std::string& client_salt) const;
-  size_t tokens_to_keep(const CommonRequest& request) const;  // 0: all
+  size_t tokens_to_keep(const CommonRequest& request) const;         // 0: all
+  size_t pooled_tokens_to_keep(const CommonRequest& request) const;  // 0: all
   void add_cors(const HttpRequest& request, Headers& headers) const;
   std::string request_id(const HttpRequest& request) const;  // the client's, or a generated one
   void log_when_done(const Exchanges& exchange);
@@ -130,6 +141,7 @@ class App {
 void add_openai_routes(App& app, std::vector<App::Route>& routes);
 void add_responses_routes(App& app, std::vector<App::Route>& routes);
 void add_embedding_routes(App& app, std::vector<App::Route>& routes);
+void add_score_routes(App& app, std::vector<App::Route>& routes);
 void add_generate_routes(App& app, std::vector<App::Route>& routes);
 void add_llama_routes(App& app, std::vector<App::Route>& routes);
 void add_service_routes(App& app, std::vector<App::Route>& routes);

@@ -1,18 +1,19 @@
-// /v1/embeddings: pooled hidden states of a decoder, in OpenAI's format with vLLM's extra fields.
+// /v1/embeddings: pooled hidden states, in OpenAI's format with vLLM's extra fields.
 //
-// Vectors are normalized to length 1 unless the request has "normalize": false. The engine's
-// callbacks only store their results; the last one posts a task to a worker, which writes the
-// answer.
-#include <cmath>
+// Pooling, further layers, normalisation, prompts and shorter sizes are those of the model's files
+// (layers/pooled_head.h), unless --pooling or the request says otherwise.
+#include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <openssl/evp.h>
 
+#include "layers/pooled_head.h"
 #include "server/app.h"
 #include "server/fields.h"
+#include "server/pooled_answer.h"
 
 namespace freshet::server {
 namespace {
@@ -21,7 +22,8 @@ struct EmbeddingOptions {
   std::string model;
   bool base64 = false;
   bool normalize = true;
-  Request request;  // the fields common to all engine requests
+  size_t dimensions = 0;
+  std::string prompt;  // before each text
 };
 
 std::string base64_of(const std::vector<float>& v) {
@@ -36,150 +38,104 @@ std::string base64_of(const std::vector<float>& v) {
   return out;
 }
 
-void normalize(std::vector<float>& v) {
-  double squares = 0.0;
-  for (const float x : v) squares += static_cast<double>(x) * x;
-  if (squares <= 0.0) return;
-  const double length = std::sqrt(squares);
-  for (float& x : v) x = static_cast<float>(x / length);
+json::Value format_embeddings(const EmbeddingOptions& options,
+                              std::vector<std::vector<float>>& vectors, const Usage& usage) {
+  json::Array data;
+  for (size_t i = 0; i < vectors.size(); ++i) {
+    std::vector<float>& v = vectors[i];
+    v.resize(std::min(v.size(), options.dimensions));
+    if (options.normalize) normalize_vector(v);
+    json::Object o;
+    o["object"] = "embedding";
+    o["index"] = static_cast<int64_t>(i);
+    if (options.base64) {
+      o["embedding"] = base64_of(v);
+    } else {
+      json::Array numbers;
+      numbers.reserve(v.size());
+      for (const float x : v) numbers.emplace_back(static_cast<double>(x));
+      o["embedding"] = std::move(numbers);
+    }
+    data.emplace_back(std::move(o));
+  }
+  json::Object o;
+  o["object"] = "list";
+  o["data"] = std::move(data);
+  o["model"] = options.model;
+  o["usage"] = usage_json(usage);
+  return json::Value(std::move(o));
 }
 
-class EmbeddingAnswer : public std::enable_shared_from_this<EmbeddingAnswer> {
- public:
-  EmbeddingAnswer(App& app, App::Exchanges exchange, EmbeddingOptions options)
-      : app_(app), exchange_(std::move(exchange)), options_(std::move(options)) {}
+const std::string* find_prompt(const PooledHeads& heads, std::string_view name) {
+  for (const auto& [known, text] : heads.prompts) {
+    if (known == name) return &text;
+  }
+  return nullptr;
+}
 
-  void run(std::vector<std::vector<int32_t>> prompts) {
-    records_.resize(prompts.size());
-    vectors_.resize(prompts.size());
-    open_ = prompts.size() + 1;  // one for this function: nothing is sent before it is done
-    exchange_->on_gone([weak = weak_from_this()] {
-      if (auto self = weak.lock()) self->cancel_all();
-    });
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      if (!submit(i, std::move(prompts[i]))) {
-        release(prompts.size() - i);  // those that were not submitted
-        break;
-      }
+std::string names_of_prompts(const PooledHeads& heads) {
+  std::vector<std::string> names;
+  for (const auto& [name, text] : heads.prompts) names.push_back(name);
+  return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+// The text before each input: by name, by Cohere's kind of input, or the model's default.
+void read_prompt(Fields& fields, const PooledHeads& heads, std::string& prompt) {
+  std::string name, kind;
+  fields.read("prompt_name", name, 256);
+  fields.read("input_type", kind, 256);
+  if (!fields.ok()) return;
+  if (!name.empty() && !kind.empty())
+    return fields.fail("input_type", "give either 'prompt_name' or 'input_type'");
+  const char* const field = kind.empty() ? "prompt_name" : "input_type";
+  std::vector<std::string> names{name};
+  if (kind == "query" || kind == "search_query") names = {kind, "query", "search_query"};
+  if (kind == "document" || kind == "search_document" || kind == "passage")
+    names = {kind, "document", "search_document", "passage"};
+  if (!kind.empty() && names.size() == 1) names = {kind};
+  if (name.empty() && kind.empty()) {
+    if (const std::string* text = find_prompt(heads, heads.default_prompt)) prompt = *text;
+    return;
+  }
+  for (const std::string& one : names) {
+    if (const std::string* text = find_prompt(heads, one)) {
+      prompt = *text;
+      return;
     }
-    release(1);
   }
+  fields.fail(field, fmt::format("'{}': the model has no such prompt; it has: {}", field,
+                                 names_of_prompts(heads)));
+}
 
- private:
-  bool submit(size_t i, std::vector<int32_t> prompt) {
-    Request request = options_.request;
-    request.prompt = std::move(prompt);
-    records_[i].arrival = Clock::now();
-    const auto self = shared_from_this();
-    request.on_embedding = [self, i](const std::vector<float>& v) { self->vectors_[i] = v; };
-    request.on_delta = [self](const Delta& d) {
-      if (d.finish == FinishReason::kError) self->fail(from_status(d.error));
-      if (d.finish == FinishReason::kCancelled) self->fail({503, "the request was cancelled", ""});
-    };
-    request.on_done = [self, i](const Usage& u) { self->done(i, u); };
-    auto submitted = app_.engine().submit(std::move(request));
-    if (!submitted.ok()) {
-      if (submitted.status().code() == StatusCode::kResourceExhausted) app_.metrics().refused();
-      fail(from_status(submitted.status(), "input"));
-      cancel_all();
-      return false;
-    }
-    std::lock_guard lock(mutex_);
-    requests_.push_back(*submitted);
-    if (cancelled_) app_.engine().cancel(*submitted);
-    return true;
-  }
-
-  void done(size_t i, const Usage& usage) {
-    RequestRecord& record = records_[i];
-    record.end = Clock::now();
-    record.prompt_tokens = usage.prompt_tokens;
-    record.cached_tokens = usage.cached_tokens;
-    record.preemptions = usage.preemptions;
-    record.finish = vectors_[i].empty() ? FinishReason::kCancelled : FinishReason::kStop;
-    for (const auto& [reason, seconds] : usage.waited) record.queue_s += seconds;
-    app_.metrics().finished(record);
-    release(1);
-  }
-
-  void release(size_t count) {
-    {
-      std::lock_guard lock(mutex_);
-      open_ -= count;
-      if (open_ > 0) return;
-    }
-    app_.post([self = shared_from_this()] { self->send(); });
-  }
-
-  void fail(const ApiError& error) {
-    std::lock_guard lock(mutex_);
-    if (!error_) error_ = error;
-  }
-
-  void cancel_all() {
-    std::lock_guard lock(mutex_);
-    cancelled_ = true;
-    for (const uint64_t r : requests_) app_.engine().cancel(r);
-  }
-
-  // All requests are done: their results can be read without the lock.
-  void send() {
-    if (error_) return send_error(exchange_, *error_);
-    Usage usage;
-    json::Array data;
-    for (size_t i = 0; i < vectors_.size(); ++i) {
-      usage.prompt_tokens += records_[i].prompt_tokens;
-      usage.cached_tokens += records_[i].cached_tokens;
-      if (options_.normalize) normalize(vectors_[i]);
-      json::Object o;
-      o["object"] = "embedding";
-      o["index"] = static_cast<int64_t>(i);
-      if (options_.base64) {
-        o["embedding"] = base64_of(vectors_[i]);
-      } else {
-        json::Array numbers;
-        numbers.reserve(vectors_[i].size());
-        for (const float x : vectors_[i]) numbers.emplace_back(static_cast<double>(x));
-        o["embedding"] = std::move(numbers);
-      }
-      data.emplace_back(std::move(o));
-    }
-    json::Object o;
-    o["object"] = "list";
-    o["data"] = std::move(data);
-    o["model"] = options_.model;
-    o["usage"] = usage_json(usage);
-    send_json(exchange_, o);
-  }
-
-  App& app_;
-  const App::Exchanges exchange_;
-  const EmbeddingOptions options_;
-  std::vector<RequestRecord> records_;
-  std::vector<std::vector<float>> vectors_;
-
-  std::mutex mutex_;  // guards the members below
-  size_t open_ = 0;
-  bool cancelled_ = false;
-  std::vector<uint64_t> requests_;
-  std::optional<ApiError> error_;
-};
+void read_dimensions(Fields& fields, const App& app, EmbeddingOptions& options) {
+  const PooledHeads& heads = app.heads();
+  int dimensions = app.embedding_size();
+  fields.read("dimensions", dimensions, 1, 1 << 24);
+  options.dimensions = static_cast<size_t>(dimensions);
+  const bool may = dimensions == app.embedding_size() ||
+                   (heads.any_size && dimensions < app.embedding_size()) ||
+                   std::ranges::count(heads.matryoshka, dimensions) > 0;
+  if (!fields.ok() || may) return;
+  const std::string others =
+      heads.any_size ? fmt::format("at most {}", app.embedding_size())
+      : heads.matryoshka.empty()
+          ? fmt::format("left out or {}: this model's vectors cannot be shortened",
+                        app.embedding_size())
+          : fmt::format("{} or one of {}", app.embedding_size(), fmt::join(heads.matryoshka, ", "));
+  fields.fail("dimensions", fmt::format("'dimensions' must be {}", others));
+}
 
 // The options of the request besides its input.
 std::optional<ApiError> read_options(App& app, const json::Value& body, CommonRequest& common,
                                      EmbeddingOptions& options) {
   Fields fields(body);
   std::string format = "float";
-  int dimensions = app.embedding_size();
-  fields.read("model", common.model);
+  read_pooled_fields(fields, common);
   fields.read("encoding_format", format);
-  fields.read("dimensions", dimensions, 1, 1 << 24);
+  read_dimensions(fields, app, options);
+  if (app.options().pooling == Pooling::kModel) options.normalize = app.heads().embedding.normalize;
   fields.read("normalize", options.normalize);
-  fields.read("add_special_tokens", common.add_special_tokens);
-  read_truncation(fields, common);
-  fields.read("priority", common.priority, -(1 << 30), 1 << 30);
-  fields.read("cache_salt", common.cache_salt, 1024);
-  fields.read("timeout", common.timeout_s, 0, 1e9);
+  read_prompt(fields, app.heads(), options.prompt);
   if (fields.get("messages") != nullptr)
     fields.fail("messages", "'messages' are not supported here: send 'input'");
   for (const auto& [name, only] : {std::pair{"embed_dtype", "float32"}, {"endianness", "little"}}) {
@@ -190,12 +146,6 @@ std::optional<ApiError> read_options(App& app, const json::Value& body, CommonRe
   }
   if (format != "float" && format != "base64")
     fields.fail("encoding_format", "'encoding_format' must be float or base64");
-  if (dimensions != app.embedding_size()) {
-    fields.fail("dimensions",
-                fmt::format("'dimensions' must be left out or {}: this model's vectors cannot be "
-                            "shortened",
-                            app.embedding_size()));
-  }
   options.base64 = format == "base64";
   return fields.error();
 }
@@ -211,19 +161,24 @@ void embeddings(App& app, App::Exchanges exchange, const json::Value& body) {
   if (app.draining()) return send_error(exchange, {503, "the server is shutting down", ""});
   auto inputs = parse_prompts(body, "input", app.options().limits);
   if (auto* error = std::get_if<ApiError>(&inputs)) return send_error(exchange, *error);
-  std::vector<std::vector<int32_t>> prompts;
-  for (const Prompt& input : std::get<std::vector<Prompt>>(inputs)) {
-    auto ids = app.encode(input, common);
+  std::vector<PooledInput> prompts;
+  for (Prompt& input : std::get<std::vector<Prompt>>(inputs)) {
+    auto* const text = std::get_if<std::string>(&input);
+    if (!options.prompt.empty() && text == nullptr && body.find("prompt_name") != nullptr) {
+      return send_error(exchange, bad_request("prompt_name", "prompts go before texts, not ids"));
+    }
+    if (text != nullptr) *text = options.prompt + *text;
+    auto ids = app.encode_pooled(input, common);
     if (auto* error = std::get_if<ApiError>(&ids)) return send_error(exchange, *error);
-    prompts.push_back(std::get<std::vector<int32_t>>(std::move(ids)));
+    prompts.push_back({std::get<std::vector<int32_t>>(std::move(ids)), {}});
   }
   options.model = common.model.empty() ? app.model_name() : common.model;
-  options.request.pooling = app.options().pooling;
-  options.request.priority = common.priority;
-  options.request.deadline_s = common.timeout_s;
-  app.set_tenant(exchange->request(), common, options.request);
-  std::make_shared<EmbeddingAnswer>(app, std::move(exchange), std::move(options))
-      ->run(std::move(prompts));
+  Request request = pooled_request(app, exchange, common);
+  request.pooling = app.options().pooling;
+  answer_pooled(app, std::move(exchange), std::move(request), std::move(prompts), "input",
+                [options](std::vector<std::vector<float>>& vectors, const Usage& usage) {
+                  return format_embeddings(options, vectors, usage);
+                });
 }
 
 }  // namespace

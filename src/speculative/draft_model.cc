@@ -13,6 +13,7 @@ constexpr int kMostPadding = 1024;
 
 Status same_vocabulary(const Config& config, const ModelSpec& draft, const ModelSpec& target) {
   const std::string& path = config.model;
+  if (!draft.generates) return invalid_argument("{} writes no text: it cannot draft", path);
   if (config.use_heterogeneous_vocab) return {};
   if (std::abs(draft.vocab_size - target.vocab_size) < kMostPadding) return {};
   return invalid_argument(

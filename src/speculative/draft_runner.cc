@@ -17,10 +17,7 @@ size_t DraftRunner::buffer_bytes(const ModelSpec& spec, int64_t tokens, int64_t 
 }
 
 size_t cache_bytes_per_token(const ModelSpec& spec, ops::KvType type) {
-  const KvCacheSpec cache = kv_cache_spec(spec, type);
-  size_t bytes = 0;
-  for (size_t g = 0; g < cache.groups.size(); ++g) bytes += cache.block_bytes(static_cast<int>(g));
-  return bytes / kBlockTokens;
+  return kv_cache_spec(spec, type).bytes_per_token();
 }
 
 DraftRunner::DraftRunner(std::unique_ptr<runtime::LoadedModel> model,
@@ -38,6 +35,12 @@ Result<std::unique_ptr<DraftRunner>> DraftRunner::create(
   FRESHET_RETURN_IF_ERROR(
       model->reserve({limits.max_tokens, limits.max_rows, limits.max_model_len}));
   const KvCacheSpec spec = kv_cache_spec(model->spec(), limits.kv_type);
+  if (spec.state_group() >= 0) {
+    return unsupported(
+        "a draft model with state-space or linear-attention layers ({}) cannot take "
+        "drafts back: choose one with attention alone",
+        model->spec().architecture);
+  }
   // A block more for each sequence: drafts run ahead of the target's tokens.
   const int64_t blocks = limits.cache_tokens / kBlockTokens + 2 * int64_t{limits.max_rows};
   const std::vector<int32_t> pools(spec.groups.size(),

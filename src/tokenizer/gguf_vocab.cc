@@ -203,6 +203,8 @@ Status set_special_ids(const GgufVocab& vocab, bool add_bos, bool add_eos, Token
     return invalid_argument("the vocabulary needs a {} token but does not name one",
                             parts.bos ? "final" : "first");
   }
+  if (!parts.prefix.empty() && !parts.suffix.empty())
+    parts.pair = joined_pair(parts.prefix, parts.suffix, !t5 && !llama);
   parts.sep = sep;
   parts.cls = known(vocab.cls, bert ? 101 : -1);
   parts.mask = known(vocab.mask, -1);

@@ -1,5 +1,7 @@
 // Normalisers, pre-tokenizers, decoders and post-processors of tokenizer.json.
+#include <algorithm>
 #include <array>
+#include <span>
 
 #include "tokenizer/base64.h"
 #include "tokenizer/hf_json.h"
@@ -259,6 +261,25 @@ Result<int32_t> parse_id(const json::Value* value, std::string_view where) {
   return static_cast<int32_t>(*id);
 }
 
+}  // namespace
+
+std::vector<PairPiece> joined_pair(std::span<const int32_t> prefix, std::span<const int32_t> suffix,
+                                   bool segments) {
+  std::vector<PairPiece> out;
+  const auto add = [&](std::span<const int32_t> ids, int32_t type) {
+    for (const int32_t id : ids) out.push_back({id, type});
+  };
+  add(prefix, 0);
+  out.push_back({PairPiece::kFirstText, 0});
+  add(suffix, 0);
+  if (!segments) add(suffix, 0);
+  out.push_back({PairPiece::kSecondText, segments ? 1 : 0});
+  add(suffix, segments ? 1 : 0);
+  return out;
+}
+
+namespace {
+
 // Ids that a template adds before or after the text.
 Status add_template(const json::Value& value, std::vector<int32_t>& before,
                     std::vector<int32_t>& after) {
@@ -286,11 +307,46 @@ Status add_template(const json::Value& value, std::vector<int32_t>& before,
   return {};
 }
 
+int32_t type_id_of(const json::Value& piece) {
+  const json::Value* id = piece.find("type_id");
+  const auto number = id != nullptr && id->is_number() ? id->as_int64() : std::nullopt;
+  return number ? static_cast<int32_t>(std::clamp<int64_t>(*number, 0, 255)) : 0;
+}
+
+// A template for two texts; one without "pair" joins them without tokens.
+Status add_pair_template(const json::Value& value, std::vector<PairPiece>& out) {
+  const json::Value* pieces = value.find("pair");
+  const json::Value* specials = value.find("special_tokens");
+  if (pieces == nullptr || !pieces->is_array()) return {};
+  out.clear();
+  for (const json::Value& piece : pieces->as_array()) {
+    if (const json::Value* text = piece.find("Sequence")) {
+      const bool second = text->get_string("id", "A") == "B";
+      out.push_back({second ? PairPiece::kSecondText : PairPiece::kFirstText, type_id_of(*text)});
+      continue;
+    }
+    const json::Value* special = piece.find("SpecialToken");
+    if (special == nullptr) continue;
+    const json::Value* entry =
+        specials == nullptr ? nullptr : specials->find(special->get_string("id", ""));
+    const json::Value* ids = entry == nullptr ? nullptr : entry->find("ids");
+    if (ids == nullptr || !ids->is_array())
+      return invalid_argument("TemplateProcessing: a token of \"pair\" has no ids");
+    for (const json::Value& id : ids->as_array()) {
+      FRESHET_ASSIGN_OR_RETURN(const int32_t number, parse_id(&id, "TemplateProcessing"));
+      out.push_back({number, type_id_of(*special)});
+    }
+  }
+  if (out.size() > 4096) return invalid_argument("post_processor adds more than 4096 tokens");
+  return {};
+}
+
 Status add_post_processor(const json::Value& value, TokenizerParts& parts) {
   const std::string_view type = type_of(value);
   std::vector<int32_t> before, after;
   if (type == "TemplateProcessing") {
     FRESHET_RETURN_IF_ERROR(add_template(value, before, after));
+    FRESHET_RETURN_IF_ERROR(add_pair_template(value, parts.pair));
   } else if (type == "BertProcessing" || type == "RobertaProcessing") {
     for (const std::string_view key : {"cls", "sep"}) {
       const json::Value* pair = value.find(key);
@@ -299,6 +355,7 @@ Status add_post_processor(const json::Value& value, TokenizerParts& parts) {
                                parse_id(ok ? &pair->as_array()[1] : nullptr, type));
       (key == "cls" ? before : after).push_back(id);
     }
+    parts.pair = joined_pair(before, after, type == "BertProcessing");
   } else if (type != "ByteLevel") {
     return unsupported("post_processor \"{}\" is not known", type);
   }

@@ -38,6 +38,66 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
   return out;
 }
 
+namespace {
+
+// The tokens that two texts keep of `most`: as the tokenizers library cuts "longest first".
+std::pair<size_t, size_t> longest_first(size_t first, size_t second, size_t most) {
+  if (first + second <= most) return {first, second};
+  const bool swapped = first > second;
+  if (swapped) std::swap(first, second);
+  second = first > most ? first : std::max(first, most - first);
+  if (first + second > most) {
+    first = most / 2;
+    second = first + most % 2;
+  }
+  if (swapped) std::swap(first, second);
+  return {first, second};
+}
+
+}  // namespace
+
+Tokenizer::Pair Tokenizer::encode_pair(std::string_view first, std::string_view second,
+                                       size_t most) const {
+  static const std::vector<PairPiece> kPlain = {{PairPiece::kFirstText, 0},
+                                                {PairPiece::kSecondText, 0}};
+  const std::vector<PairPiece>& pieces = parts_->pair.empty() ? kPlain : parts_->pair;
+  std::vector<int32_t> a = encode(first, {.add_special = false});
+  std::vector<int32_t> b = encode(second, {.add_special = false});
+  if (most > 0) {
+    const auto joining = static_cast<size_t>(
+        std::ranges::count_if(pieces, [](const PairPiece& p) { return p.id >= 0; }));
+    const auto [keep_a, keep_b] =
+        longest_first(a.size(), b.size(), most > joining ? most - joining : 0);
+    a.resize(keep_a);
+    b.resize(keep_b);
+  }
+  Pair out;
+  for (const PairPiece& piece : pieces) {
+    if (piece.id >= 0) {
+      out.ids.push_back(piece.id);
+    } else {
+      const std::vector<int32_t>& text = piece.id == PairPiece::kFirstText ? a : b;
+      out.ids.insert(out.ids.end(), text.begin(), text.end());
+    }
+    out.types.resize(out.ids.size(), piece.type);
+  }
+  return out;
+}
+
+std::vector<int32_t> Tokenizer::encode_up_to(std::string_view text, size_t most,
+                                             const EncodeOptions& options) const {
+  EncodeOptions bare = options;
+  bare.add_special = false;
+  std::vector<int32_t> out = encode(text, bare);
+  const size_t around =
+      options.add_special ? parts_->prefix.size() + parts_->suffix.size() : size_t{0};
+  out.resize(std::min(out.size(), most > around ? most - around : 0));
+  if (!options.add_special) return out;
+  out.insert(out.begin(), parts_->prefix.begin(), parts_->prefix.end());
+  out.insert(out.end(), parts_->suffix.begin(), parts_->suffix.end());
+  return out;
+}
+
 std::string Tokenizer::decode(std::span<const int32_t> ids, const DecodeOptions& options) const {
   StreamDecoder stream(*this, options);
   std::string out;

@@ -46,6 +46,18 @@ class Tokenizer {
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
   std::string decode(std::span<const int32_t> ids, const DecodeOptions& options = {}) const;
 
+  // Two texts, joined as the vocabulary's post-processor does: "[CLS] a [SEP] b [SEP]". With
+  // `most` > 0 the ends of the texts are cut, the longer one's first, so that no more tokens
+  // remain; the joining tokens always do.
+  struct Pair {
+    std::vector<int32_t> ids;
+    std::vector<int32_t> types;  // [ids]: the token types (segments)
+  };
+  Pair encode_pair(std::string_view first, std::string_view second, size_t most = 0) const;
+  // One text of at most `most` tokens: its end is cut, the special tokens around it remain.
+  std::vector<int32_t> encode_up_to(std::string_view text, size_t most,
+                                    const EncodeOptions& options = {}) const;
+
   int32_t vocab_size() const;  // the highest id + 1; some lower ids may have no token
   // The bytes that a token adds in the middle of a text (not necessarily whole characters); for
   // special tokens, their name. Empty for ids without a token.

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,13 @@ enum class DecodeMode {
 
 enum class PieceKind : uint8_t { kNormal, kUnknown, kControl, kByte };
 
+// A part of two joined texts: one of the texts, or a token between them.
+struct PairPiece {
+  static constexpr int32_t kFirstText = -1, kSecondText = -2;
+  int32_t id = kFirstText;
+  int32_t type = 0;  // the token type (segment) of its tokens
+};
+
 struct TokenizerParts {
   TokenizerParts() = default;
   TokenizerParts(const TokenizerParts&) = delete;
@@ -39,6 +47,7 @@ struct TokenizerParts {
   PreTokenizer pre_tokenizer;
   std::unique_ptr<const Model> model;
   std::vector<int32_t> prefix, suffix;  // ids added by add_special
+  std::vector<PairPiece> pair;          // how two texts are joined; empty: one after the other
   bool each_bad_byte = false;           // one U+FFFD per invalid byte
 
   DecoderPlan decoder;
@@ -63,6 +72,11 @@ struct TokenizerParts {
   // Sets or replaces a chat template; "default" is the unnamed one.
   void set_template(const std::string& name, std::string text);
 };
+
+// Two texts as BERT joins them, in segments ("[CLS] a [SEP] b [SEP]"), or as RoBERTa does ("<s> a
+// </s></s> b </s>").
+std::vector<PairPiece> joined_pair(std::span<const int32_t> prefix, std::span<const int32_t> suffix,
+                                   bool segments);
 
 // Fills in the derived parts: bytes (from the decoder, unless a loader has set them), the order of
 // end_of_generation, sizes. Fails if a special id is out of range.

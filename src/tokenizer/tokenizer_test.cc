@@ -325,6 +325,49 @@ TEST(HostileJson, GivesOneClearError) {
   }
 }
 
+// Expected ids are those of the tokenizers library, cut "longest first".
+TEST(Tokenizer, JoinsPairsAsThePostProcessorSays) {
+  using V = std::vector<int32_t>;
+  const auto with = [](const std::string& post) {
+    auto made = from_json(R"({"post_processor": )" + post +
+                          R"(, "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"[UNK]": 0, "<s>": 1,
+            "</s>": 2, "a": 3, "b": 4, "c": 5, "d": 6, "e": 7, "f": 8}}})");
+    FRESHET_CHECK(made.ok(), "{}", made.status().message());
+    return *made;
+  };
+  const auto pair = [](const Tokenizer& t, size_t most) {
+    return t.encode_pair("a b c", "d e f a b c d", most);
+  };
+  const Tokenizer bert =
+      with(R"({"type": "BertProcessing", "cls": ["<s>", 1], "sep": ["</s>", 2]})");
+  EXPECT_EQ(pair(bert, 0).ids, (V{1, 3, 4, 5, 2, 6, 7, 8, 3, 4, 5, 6, 2}));
+  EXPECT_EQ(pair(bert, 0).types, (V{0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(pair(bert, 11).ids, (V{1, 3, 4, 5, 2, 6, 7, 8, 3, 4, 2}));
+  EXPECT_EQ(pair(bert, 7).ids, (V{1, 3, 4, 2, 6, 7, 2}));
+  EXPECT_EQ(pair(bert, 7).types, (V{0, 0, 0, 0, 1, 1, 1}));
+  EXPECT_EQ(pair(bert, 4).ids, (V{1, 2, 6, 2}));
+  const Tokenizer roberta =
+      with(R"({"type": "RobertaProcessing", "cls": ["<s>", 1], "sep": ["</s>", 2]})");
+  EXPECT_EQ(pair(roberta, 0).ids, (V{1, 3, 4, 5, 2, 2, 6, 7, 8, 3, 4, 5, 6, 2}));
+  EXPECT_EQ(pair(roberta, 0).types, V(14, 0));
+  EXPECT_EQ(pair(roberta, 9).ids, (V{1, 3, 4, 2, 2, 6, 7, 8, 2}));
+  EXPECT_EQ(pair(roberta, 5).ids, (V{1, 2, 2, 6, 2}));
+  EXPECT_EQ(pair(roberta, 4).ids, (V{1, 2, 2, 2}));
+  const Tokenizer made = with(R"({"type": "TemplateProcessing",
+      "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+      "pair": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+               {"SpecialToken": {"id": "</s>", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}},
+               {"SpecialToken": {"id": "</s>", "type_id": 1}}],
+      "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]},
+                         "</s>": {"id": "</s>", "ids": [2], "tokens": ["</s>"]}}})");
+  EXPECT_EQ(pair(made, 0).ids, pair(bert, 0).ids);
+  EXPECT_EQ(pair(made, 0).types, pair(bert, 0).types);
+  EXPECT_EQ(made.encode_up_to("a b c d", 3), (V{1, 3, 4}));
+  EXPECT_EQ(bert.encode_up_to("a b c d", 4), (V{1, 3, 4, 2}));
+  EXPECT_EQ(with("null").encode_pair("a b", "c").ids, (V{3, 4, 5}));
+}
+
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};

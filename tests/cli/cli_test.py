@@ -322,6 +322,9 @@ class Run(Case):
         result = run(*flags, env=env)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("runs on cpu (keys and values of type f32 on Fake GPU", result.stderr)
+        small = run(*flags[:-1], "int4", "--device", "cuda", env=env)
+        self.assertEqual(small.returncode, 2, small.stderr)
+        self.assertIn("keys and values of type int4 on Fake GPU: it keeps f16, bf16, fp8 and int8", small.stderr)
         result = run(*flags, "--device", "cuda", env=env)
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("Fake GPU", result.stderr)
@@ -883,6 +886,30 @@ class Eval(Case):
             largest = max(abs(x) for x in want)
             worst = max(abs(a - b) for a, b in zip(want, got[f"logits_{place}"][1]))
             self.assertLess(worst, 2e-4 * largest)
+
+    def test_inputs_are_read_from_golden_files(self):
+        """A file of reference outputs, as it is: the same as its ids in JSON."""
+        path = os.path.join(LLAMA, "golden.safetensors")
+        golden = load_safetensors(path)
+        by_ids, by_inputs = self.path("a.safetensors"), self.path("b.safetensors")
+        count = 0
+        while f"ids_{count}" in golden:
+            count += 1
+        lists = [list(golden[f"ids_{i}"][1]) for i in range(count)]
+        ids = self.write("ids.json", json.dumps(lists))
+        self.succeeds("eval", "logits", LLAMA, "--ids", ids, "-o", by_ids)
+        self.succeeds("eval", "logits", LLAMA, "--inputs", path, "-o", by_inputs)
+        with open(by_ids, "rb") as a, open(by_inputs, "rb") as b:
+            self.assertEqual(a.read(), b.read())
+        flags = ("-n", "8", "--temp", "0", "--print-ids")
+        self.assertEqual(self.succeeds("run", LLAMA, "--inputs", path, *flags),
+                         self.succeeds("run", LLAMA, "--ids", ids, *flags))
+        self.fails(2, "eval", "logits", LLAMA, "--inputs", path, "--ids", ids, "-o", by_ids,
+                   says="either --ids or --inputs")
+        self.fails(2, "eval", "logits", LLAMA, "-o", by_ids, says="either --ids or --inputs")
+        self.fails(2, "run", LLAMA, "--inputs", path, "--ids", ids, says="either --ids or --inputs")
+        weights = os.path.join(LLAMA, "model.safetensors")
+        self.fails(2, "eval", "logits", LLAMA, "--inputs", weights, "-o", by_ids, says="'ids_0'")
 
     def test_perplexity(self):
         text = self.write("t.txt", "The sea was calm and the ship lay still. " * 40)

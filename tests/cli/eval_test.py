@@ -44,10 +44,10 @@ class EvalCase(cli_test.Case):
     def ids_of(self, model, text):
         return json.loads(self.succeeds("tokenize", model, "--jsonl", stdin=json.dumps(text)))
 
-    def logits(self, model, lists):
+    def logits(self, model, lists, flags=()):
         """Rows of log-probabilities of each list."""
         ids, out = self.write("ids.json", json.dumps(lists)), self.path("logits.safetensors")
-        self.succeeds("eval", "logits", model, "--ids", ids, "-o", out, "--reference")
+        self.succeeds("eval", "logits", model, "--ids", ids, "-o", out, "--reference", *flags)
         tensors = load_safetensors(out)
         rows = []
         for i in range(len(lists)):
@@ -56,12 +56,13 @@ class EvalCase(cli_test.Case):
         return rows
 
 
-class Compare(EvalCase):
-    def reference(self, base, model, windows):
+class Figures(EvalCase):
+    def reference(self, base, model, windows, base_flags=(), flags=()):
         """The figures of `eval compare`, from logits at every position."""
         inputs = [[BOS] + w[:-1] for w in windows]
         kls, tops, deltas_p, sums = [], 0, [], []
-        for w, p_rows, q_rows in zip(windows, self.logits(base, inputs), self.logits(model, inputs)):
+        for w, p_rows, q_rows in zip(windows, self.logits(base, inputs, base_flags),
+                                     self.logits(model, inputs, flags)):
             nats = [0.0, 0.0]
             for token, p, q in zip(w, p_rows, q_rows):
                 kls.append(math.fsum(math.exp(a) * (a - b) for a, b in zip(p, q)))
@@ -87,6 +88,8 @@ class Compare(EvalCase):
                 "rms_delta_p": math.sqrt(sum(d * d for d in deltas_p) / count),
                 }, (percentile(draws, 0.025), percentile(draws, 0.975))
 
+
+class Compare(Figures):
     def test_figures_are_those_of_exported_logits(self):
         base, model = self.models()
         texts = [TEXT, "A second document, which is shorter."]
@@ -210,6 +213,37 @@ class Quant(EvalCase):
         other = self.write("other.json", json.dumps({**alone, "base_nats_per_token": 1.0}))
         self.fails(2, "eval", "quant", base, q8, other, *flags, says="against another base")
         self.fails(2, "eval", "quant", base, self.write("x.json", "{}"), *flags, says="is missing")
+
+
+class KvTypes(Figures):
+    def test_figures_are_those_of_exported_logits(self):
+        model = self.golden_with("base")
+        text = self.write("t.txt", TEXT)
+        ids = self.ids_of(model, TEXT)
+        windows = [ids[i:i + 50] for i in range(0, len(ids), 50)]
+        flags = ["eval", "kv", model, text, "--reference", "--windows", "50,100000"]
+        got = json.loads(self.succeeds(*flags, "--policies", "f16,int4,k8v4", "--json"))
+        self.assertEqual((got["base"], got["skipped_windows"], len(got["lengths"])), ("f32", [100000], 1))
+        length = got["lengths"][0]
+        self.assertEqual((length["window"], length["windows"]), (50, len(windows)))
+        self.assertEqual([row["policy"] for row in length["policies"]], ["f16", "int4", "k8v4"])
+        about = json.loads(self.succeeds("inspect", model, "--json"))
+        for row in length["policies"]:
+            want, _ = self.reference(model, model, windows, flags=["--kv-cache-dtype", row["policy"]])
+            for key in ("perplexity", "nats_per_token", "kl_divergence", "kl_divergence_p99", "top1_agreement"):
+                self.assertAlmostEqual(row[key], want[key], delta=1e-6 * abs(want[key]) + 1e-12, msg=key)
+            self.assertAlmostEqual(row["delta_nats_per_token"], want["delta_nats_per_token"], delta=1e-9)
+            self.assertAlmostEqual(row["delta_standard_error"], want["standard_error"], delta=1e-9)
+            self.assertAlmostEqual(length["base_perplexity"], want["base_perplexity"], delta=1e-5)
+        f16, int4, k8v4 = length["policies"]
+        self.assertEqual(f16["bytes_per_token"], about["kv_bytes_per_token_f16"])
+        self.assertLess(f16["kl_divergence"], k8v4["kl_divergence"])
+        self.assertLess(k8v4["kl_divergence"], int4["kl_divergence"])
+        table = self.succeeds(*flags, "--policies", "int4", "--base", "f16")
+        self.assertRegex(table, r"\n  int4 +\d+ ")
+        self.fails(2, *flags, "--policies", "int5", says="there is no policy int5 of keys and values; there are f32 f16")
+        self.fails(2, *flags[:5], "--windows", "100000", says="no window fits")
+        self.fails(2, *flags, "--kv-cache-dtype", "int4", says="--policies")
 
 
 class Tasks(EvalCase):

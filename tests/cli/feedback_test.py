@@ -90,8 +90,28 @@ class Options(Case):
         for flags, says in ((["-fa", "off"], "always fused"), (["--dtype", "float16"], "convert --type"),
                             (["-tp", "2"], "one device"), (["--no-mmap"], "always mapped"),
                             (["--trust-remote-code"], "never run"), (["-cnv"], "freshet chat"),
-                            (["-ctk", "q8_0"], "--kv-cache-dtype"), (["--mirostat", "2"], "--min-p")):
+                            (["-ctk", "q8_0"], "keys as q8_0 and values as f16; there are f32/f32, f16/f16, "
+                                               "bf16/bf16, q8_0/q8_0, q4_0/q4_0, q8_0/q4_0"),
+                            (["-ctk", "q5_1", "-ctv", "q5_1"], "keys as q5_1 and values as q5_1"),
+                            (["-ctk", "q4_0", "-ctv", "q4_0", "--kv-cache-dtype", "int8"], "was given 2 times"),
+                            (["--kv-cache-dtype-skip-layers", "5"], "the model has layers 0 to 4"),
+                            (["--mirostat", "2"], "--min-p")):
             self.fails(2, *self.HELLO, *flags, says=says)
+
+    def test_types_of_the_cache(self):
+        """llama.cpp's and vLLM's names ask for what ours ask for."""
+        for flags, ours in ((["-ctk", "q8_0", "--cache-type-v=q4_0"], "k8v4"), (["-ctv", "q4_0", "-ctk", "q4_0"], "int4"),
+                            (["--cache_type_k", "bf16", "-ctv", "bf16"], "bf16")):
+            got = json.loads(self.succeeds("inspect", "default", "--json", *flags))
+            self.assertEqual(got["kv_cache_dtype"], ours)
+            self.assertEqual(got, json.loads(self.succeeds("inspect", "default", "--json", "--kv-cache-dtype", ours)))
+        size = {}
+        for flags in (["f16"], ["int4"], ["int4", "--kv-cache-dtype-skip-layers", "0,4"]):
+            got = json.loads(self.succeeds("inspect", "default", "--json", "--kv-cache-dtype", *flags))
+            size[len(flags), flags[0]] = got["kv_bytes_per_token"]
+        self.assertEqual(size[1, "f16"], 5 * 2 * 2 * got["layers"][0]["kv_heads"] * got["layers"][0]["head_dim"])
+        self.assertAlmostEqual(size[1, "f16"] / size[1, "int4"], 16 / 4.5, delta=0.01)
+        self.assertEqual(5 * size[3, "int4"], 2 * size[1, "f16"] + 3 * size[1, "int4"])
 
     def test_speculation(self):
         """llama.cpp's and vLLM's names. The tokens are those without a draft model, whatever it drafts."""
@@ -279,7 +299,21 @@ class Said(Case):
             config = {**json.load(f), "model_type": "martian"}
         self.write("m/config.json", json.dumps(config))
         self.fails(2, "inspect", self.path("m"), says="unsupported architecture 'martian'; supported: "
-                   + ", ".join(names))
+                   + ", ".join(names) + "; nearest is llama")
+
+    def test_the_nearest_architecture(self):
+        shutil.copytree(LLAMA, self.path("m"))
+        with open(os.path.join(LLAMA, "config.json"), encoding="utf-8") as f:
+            config = {**json.load(f), "model_type": "martian", "canals": 2}
+        self.write("m/config.json", json.dumps(config))
+        with open(os.path.join(LLAMA, "model.safetensors"), "rb") as f:
+            content = f.read()
+        # Names of the same length, so that the rest of the file stays where it is.
+        with open(self.path("m/model.safetensors"), "wb") as f:
+            f.write(content.replace(b"self_attn.o_proj", b"self_attn.x_proj"))
+        self.fails(2, "inspect", self.path("m"),
+                   says="; nearest is llama: it has no place for model.layers.#.self_attn.x_proj; "
+                   "it needs model.layers.#.self_attn.o_proj; it does not read canals")
 
     def test_weights_that_are_missing(self):
         os.mkdir(self.path("m"))

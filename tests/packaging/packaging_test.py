@@ -87,8 +87,9 @@ class Completion(Case):
         self.assertLessEqual({"run", "chat", "serve", "--help"}, self.in_bash(""))
         for command in commands():
             self.assertLessEqual(options(command), self.in_bash(*command, "-"), command)
-        self.assertEqual(self.in_bash("serve", "--pooling", ""), {"last", "mean"})
-        self.assertEqual(self.in_bash("serve", "--pooling", "=", "m"), {"mean"})
+        self.assertEqual(self.in_bash("serve", "--pooling", ""),
+                         {"auto", "cls", "last", "max", "mean"})
+        self.assertEqual(self.in_bash("serve", "--pooling", "=", "m"), {"max", "mean"})
         self.assertEqual(self.in_bash("serve", "--port", ""), set())
         self.assertLessEqual({"serve", "ceilings"}, self.in_bash("bench", ""))
         self.assertIn("--request-rate", self.in_bash("bench", "serve", "--req"))
@@ -112,8 +113,9 @@ class Completion(Case):
         for command in commands():
             found = complete(f"freshet {' '.join(command)} --")
             self.assertLessEqual({o for o in options(command) if o.startswith("--")}, found, command)
-        self.assertEqual(complete("freshet serve --pooling "), {"last", "mean"})
-        self.assertEqual(complete("freshet serve --pooling m"), {"mean"})
+        self.assertEqual(complete("freshet serve --pooling "),
+                         {"auto", "cls", "last", "max", "mean"})
+        self.assertEqual(complete("freshet serve --pooling m"), {"max", "mean"})
         self.assertIn("ceilings", complete("freshet bench ceil"))
         self.assertNotIn("ceilings", complete("freshet serve ceil"))
 

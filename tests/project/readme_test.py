@@ -2,6 +2,7 @@
 
 usage: readme_test.py     needs FRESHET (the program) and FRESHET_SOURCE_DIR
 """
+import glob
 import json
 import os
 import re
@@ -67,16 +68,22 @@ class Readme(unittest.TestCase):
 
     def test_architectures(self):
         table = readme().split("| Family | `model_type` |")[1].split("\n\n")[0]
-        listed = re.findall(r"`(\w+)`", table)
-        folder = os.path.join(SOURCE, "src/models")
-        with open(os.path.join(folder, "registry.cc"), encoding="utf-8") as f:
-            functions = re.findall(r"(\w+)\(\)", f.read().split("list[] = {")[1].split("};")[0])
-        types = []
-        for function in functions:
-            with open(os.path.join(folder, function + ".cc"), encoding="utf-8") as f:
-                types.append(re.search(r"\{\s*\.type = \"(\w+)\"", f.read()).group(1))
+        listed = re.findall(r"`([\w-]+)`", table)
+        types = subprocess.run([FRESHET, "inspect", "--architectures"], capture_output=True, text=True,
+                               check=True).stdout.split()
         self.assertGreater(len(types), 20)
         self.assertEqual(sorted(listed), sorted(types))
+        # docs/models.md: how many configurations of each are compared with transformers.
+        with open(os.path.join(SOURCE, "docs/models.md"), encoding="utf-8") as f:
+            rows = re.findall(r"^\| `([\w-]+)` \| (\d+) \|", f.read(), re.M)
+        counts = dict.fromkeys(types, 0)
+        for kind in ("golden", "golden-variants", "seeded"):
+            for path in glob.glob(os.path.join(SOURCE, "tests/data", kind, "*/config.json")):
+                with open(path, encoding="utf-8") as f:
+                    model_type = json.load(f)["model_type"]
+                if model_type in counts:
+                    counts[model_type] += 1
+        self.assertEqual({name: int(count) for name, count in rows}, counts)
 
 
 if __name__ == "__main__":

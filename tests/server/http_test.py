@@ -54,7 +54,9 @@ class Keys(Case):
                              ("GET", "/v1/metrics"), ("GET", "/props"), ("GET", "/slots"),
                              ("GET", "/version"), ("GET", "/nothing"), ("POST", "/infill"),
                              ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"),
-                             ("POST", "/v1/embeddings"), ("POST", "/v1/generate"), ("POST", "/v1/responses"),
+                             ("POST", "/v1/embeddings"), ("POST", "/v1/rerank"), ("POST", "/v2/rerank"), ("POST", "/rerank"),
+                             ("POST", "/v1/score"), ("POST", "/score"), ("POST", "/classify"),
+                             ("POST", "/v1/classify"), ("POST", "/v1/generate"), ("POST", "/v1/responses"),
                              ("POST", "/completion"), ("POST", "/tokenize"),
                              ("POST", "/detokenize"), ("POST", "/apply-template")):
             status, headers, _ = self.server.request(method, path, b"{" if method == "POST" else None)

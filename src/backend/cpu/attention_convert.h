@@ -58,7 +58,7 @@ inline uint16_t to_int8(const float* x, int64_t n, int8_t* out) {
       _mm_max_epu32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
   const __m128i two = _mm_max_epu32(four, _mm_unpackhi_epi64(four, four));
   const __m128i one = _mm_max_epu32(two, _mm_shuffle_epi32(two, 1));
-  const ops::Int8Scale s = ops::int8_scale(static_cast<uint32_t>(_mm_cvtsi128_si32(one)));
+  const ops::KvScale s = ops::int8_scale(static_cast<uint32_t>(_mm_cvtsi128_si32(one)));
   const __m256 most = _mm256_set1_ps(127.0f), least = _mm256_set1_ps(-127.0f);
   for (int64_t i = 0; i < n; i += 8) {
     const __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(s.to_code));

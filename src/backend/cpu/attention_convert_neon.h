@@ -46,7 +46,7 @@ inline uint16_t to_int8(const float* x, int64_t n, int8_t* out) {
     const uint32x4_t bits = vreinterpretq_u32_f32(vld1q_f32(x + i));
     largest = vmaxq_u32(largest, vandq_u32(bits, vdupq_n_u32(0x7fffffff)));
   }
-  const ops::Int8Scale s = ops::int8_scale(vmaxvq_u32(largest));
+  const ops::KvScale s = ops::int8_scale(vmaxvq_u32(largest));
   const auto codes = [&](const float* from) {
     const float32x4_t v = vmulq_n_f32(vld1q_f32(from), s.to_code);
     const float32x4_t near = vmaxq_f32(vminq_f32(v, vdupq_n_f32(127.0f)), vdupq_n_f32(-127.0f));

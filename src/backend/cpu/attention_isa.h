@@ -4,7 +4,8 @@
 // The keys of a block are transposed, so that lanes are tokens. Values are plain, so that lanes are
 // features: [kv_heads] of {keys [key_dim, 16], values [16, value_dim]}. If a value is the prefix of
 // its key (MLA), a block holds only the keys, plain: [16, key_dim]. With INT8 the keys are followed
-// by their scales, [16], and by the scales of the values, [16].
+// by their scales, [16], and by the scales of the values, [16]. Types with 4-bit codes have another
+// layout, see attention_coded.h.
 //
 // The unit of work is a tile: up to kTileRows rows (pairs of a query and a head) that read one KV
 // head of one sequence. The context is split at multiples of kSplit tokens from the sequence's
@@ -24,6 +25,8 @@ namespace freshet::cpu {
 inline constexpr int kSplit = 256;      // tokens
 inline constexpr int kAttendRows = 64;  // rows of a tile
 inline constexpr int kScaledRows = 8;   // rows of weights that are multiplied by scales
+inline constexpr int kCodedRows = 4;    // rows together over 4-bit codes
+inline constexpr int kMostKeyDim = 1024;
 
 struct AttentionTile {
   ops::KvShape shape;
@@ -47,8 +50,10 @@ struct AttentionTile {
   float softcap = 0.0f;
   int window = 0;
   const ops::KeyRange* ranges = nullptr;  // of the sequence's queries, or nullptr
-  int64_t until = 0;                      // last split of the tile that the caller asks for next
-  float* scratch = nullptr;               // attention_scratch_floats()
+  const float* bias = nullptr;            // of head 0, as in AttentionParams, or nullptr
+  int bias_reach = 0;
+  int64_t until = 0;         // last split of the tile that the caller asks for next
+  float* scratch = nullptr;  // attention_scratch_floats()
 
   // Row r of the tile attends to positions [first_seen, last_seen].
   int64_t last_seen(int r) const {
@@ -77,7 +82,11 @@ constexpr int64_t attention_scratch_floats(const ops::KvShape& s) {
                           kScaledRows * kSplit;                         // scaled weights
   const int64_t tiles = 32 * padded_key_dim(s) + 128 * padded_value_dim(s) +  // q, values
                         19 * kSplit + 5 * 1024;  // scores and scales, sums, weights
-  return kAttendRows * (padded_value_dim(s) + 8) + (vectors > tiles ? vectors : tiles);
+  const int64_t groups = ops::scales_of(s.key_dim);
+  const int64_t coded = (2 * kCodedRows + 1) * kSplit + 2 * kAttendRows * groups +  // scores, sums
+                        kAttendRows * groups * ops::kScaledFeatures;                // queries
+  const int64_t rest = vectors > tiles ? vectors : tiles;
+  return kAttendRows * (padded_value_dim(s) + 8) + (rest > coded ? rest : coded);
 }
 // Size of a split's result: [rows, padded_value_dim], then a maximum and a sum per row.
 constexpr int64_t attention_partial_floats(const ops::KvShape& s, int64_t rows) {
@@ -87,22 +96,27 @@ constexpr int64_t attention_partial_floats(const ops::KvShape& s, int64_t rows) 
 struct AttentionIsa {
   // Processes all splits and writes the tile's rows of `out`.
   void (*attend)(const AttentionTile& tile);
-  // Processes one split, into `partial`.
-  void (*attend_split)(const AttentionTile& tile, int64_t split, float* partial);
+  // Processes splits [first, tile.until], each into a partial; these are partial_floats apart.
+  void (*attend_splits)(const AttentionTile& tile, int64_t first, float* partials,
+                        int64_t partial_floats);
   // Merges the partials of the tile's splits, which are partial_floats apart, into `out`.
   void (*merge)(const AttentionTile& tile, const float* partials, int64_t partial_floats);
   // Rounds n values (a multiple of 8) to the cache's type. With INT8, scale i goes to scales[16 *
   // i]. F16 saturates, because an infinity would turn the zero weight of a masked token into NaN.
   void (*convert)(ops::KvType type, const float* x, int64_t n, void* out, uint16_t* scales);
-  // Stores one token's key and value of a head (values begin at values_at), for the shapes that
-  // supports() accepts. nullptr: convert() is used for all shapes.
+  // Stores one token's key and value of a head (values begin at values_at): for the shapes that
+  // supports() accepts, store_head, and for types with 4-bit codes, store_coded. nullptr: convert()
+  // is used.
   void (*store_head)(const ops::KvShape& shape, const float* k, const float* v, int64_t slot,
                      size_t values_at, uint8_t* head) = nullptr;
+  void (*store_coded)(const ops::KvShape& shape, const float* k, const float* v, int64_t slot,
+                      size_t values_at, uint8_t* head) = nullptr;
   bool (*supports)(const ops::KvShape& shape) = nullptr;
 };
 
 extern const AttentionIsa kAttentionAvx2;
 extern const AttentionIsa kAttentionAvx512;
+extern const AttentionIsa kAttentionAvx512Vnni;
 extern const AttentionIsa kAttentionAmx;
 extern const AttentionIsa kAttentionNeon;
 

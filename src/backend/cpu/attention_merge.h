@@ -4,6 +4,7 @@
 
 #include "backend/cpu/attention_isa.h"
 #include "backend/cpu/vector_math.h"
+#include "ops/hadamard.h"
 
 namespace freshet::cpu {
 namespace {
@@ -78,6 +79,21 @@ class SplitMerger {
     S::store_n(sum_ + first, S::fma(S::load_n(sum_ + first, rows), keep, sum), rows);
   }
 
+  // Calls run(split, partial) for splits [first, tile.until], and completes the partials.
+  template <class Run>
+  void each_partial(int64_t first, float* partial, int64_t partial_floats, const Run& run) const {
+    const int64_t values = t_.rows * value_stride_;
+    for (int64_t split = first; split <= t_.until; ++split, partial += partial_floats) {
+      // Rows that attend to nothing in the split leave their part zero.
+      for (int64_t i = 0; i < values; i += kLanes) S::store(partial + i, S::zero());
+      run(split, partial);
+      for (int r = 0; r < t_.rows; ++r) {
+        partial[values + r] = split_max_[r];
+        partial[values + t_.rows + r] = split_sum_[r];
+      }
+    }
+  }
+
   // A sink counts as one more split at the end, with one score and no value.
   void finish() {
     for (int r = 0; r < t_.rows; ++r) {
@@ -93,6 +109,7 @@ class SplitMerger {
         const F v = S::div(S::mul(S::load(from + d), keep), sum);
         S::store_n(to + d, v, static_cast<int>(least(kLanes, value_dim_ - d)));
       }
+      if (ops::info(t_.shape.type).value.rotated) ops::hadamard(to, value_dim_);
     }
   }
 

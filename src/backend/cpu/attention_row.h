@@ -16,24 +16,24 @@ using ops::KvShape;
 using ops::KvView;
 
 constexpr int kBlock = ops::kBlockTokens;
-constexpr int kMaxKeyDim = 1024;
 constexpr size_t kMaxPartialBytes = size_t{32} << 20;
 constexpr int64_t kRunsPerWorker = 8;   // runs of splits per worker
 constexpr int64_t kTilesPerWorker = 4;  // with fewer, several workers share the splits of a tile
 
 bool supports(const AttentionIsa& isa, const KvShape& s) {
   if (isa.supports != nullptr && !isa.supports(s)) return false;
+  if (!ops::check_shape(s).ok()) return false;
   return s.key_dim % 8 == 0 && s.value_dim % 8 == 0 && s.key_dim > 0 && s.value_dim > 0 &&
-         s.key_dim <= kMaxKeyDim && s.value_dim <= kMaxKeyDim;
+         s.key_dim <= kMostKeyDim && s.value_dim <= kMostKeyDim;
 }
 
 // Bytes of a KV head's keys in a block; its scales, if any, are between keys and values.
 size_t key_bytes(const KvShape& s) {
-  return ops::element_bytes(s.type) * kBlock * static_cast<size_t>(s.key_dim);
+  return kBlock * ops::code_bytes(ops::info(s.type).key, s.key_dim);
 }
 size_t values_at(const KvShape& s) {
   if (s.value_is_key_prefix) return 0;
-  return s.head_bytes() - ops::element_bytes(s.type) * kBlock * static_cast<size_t>(s.value_dim);
+  return s.head_bytes() - kBlock * ops::code_bytes(ops::info(s.type).value, s.value_dim);
 }
 
 int64_t queries_of(const AttentionBatch& b, int64_t sequence) {
@@ -51,11 +51,12 @@ void scatter(const void* key, int key_dim, int64_t slot, uint8_t* to) {
 void store_token(const AttentionIsa& isa, const KvShape& s, const float* k, const float* v,
                  int64_t slot, uint8_t* block) {
   const size_t element = ops::element_bytes(s.type);
-  alignas(64) uint8_t key[kMaxKeyDim * sizeof(float)];
+  alignas(64) uint8_t key[kMostKeyDim * sizeof(float)];
   for (int h = 0; h < s.kv_heads; ++h, block += s.head_bytes()) {
-    if (isa.store_head != nullptr) {
-      isa.store_head(s, k + int64_t{h} * s.key_dim, v + int64_t{h} * s.value_dim, slot,
-                     values_at(s), block);
+    const auto store_head = ops::has_int4(s.type) ? isa.store_coded : isa.store_head;
+    if (store_head != nullptr) {
+      store_head(s, k + int64_t{h} * s.key_dim, v + int64_t{h} * s.value_dim, slot, values_at(s),
+                 block);
       continue;
     }
     uint16_t* const scales = reinterpret_cast<uint16_t*>(block + key_bytes(s)) + slot;
@@ -159,6 +160,10 @@ class Tiles {
     t.softcap = params_.softcap;
     t.window = params_.window;
     if (!batch_.ranges.empty()) t.ranges = batch_.ranges.data() + token;
+    if (params_.distance_bias != nullptr) {
+      t.bias_reach = params_.bias_reach;
+      t.bias = params_.distance_bias + head * t.group * (2 * t.bias_reach + 1);
+    }
     t.until = t.last_split();
     return t;
   }
@@ -233,9 +238,7 @@ void run(const AttentionIsa& isa, const Matrix& out, const Matrix& q, const KvVi
     const int64_t first = i % runs * run, count = t.last_split() - t.first_split() + 1;
     t.until = t.first_split() + std::min(first + run, count) - 1;
     float* partial = partials + (i / runs * splits + first) * stride;
-    for (int64_t split = t.first_split() + first; split <= t.until; ++split, partial += stride) {
-      isa.attend_split(t, split, partial);
-    }
+    isa.attend_splits(t, t.first_split() + first, partial, stride);
   });
   pool.parallel_for(tiles.count(), [&](int64_t i, int worker) {
     isa.merge(tile_for(i, worker), partials + i * splits * stride, stride);

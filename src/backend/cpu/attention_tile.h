@@ -128,6 +128,7 @@ class TileAttention : SplitMerger<S> {
     const int64_t first = t_.first_seen(r) - start, end = t_.last_seen(r) + 1 - start;
     const F none = S::set(kNegInf);
     if (t_.softcap > 0.0f) cap_scores(s, g);
+    if (t_.bias != nullptr) bias_scores(s, r, g, start);
     F max = none;
     for (int i = g.from; i < g.to_block(); i += kLanes) {
       F v = S::load(s + i);
@@ -138,7 +139,7 @@ class TileAttention : SplitMerger<S> {
       max = S::max(max, v);
     }
     const float m = S::reduce_max(max);
-    const float scale = t_.softcap > 0.0f ? 1.0f : t_.scale;
+    const float scale = t_.softcap > 0.0f || t_.bias != nullptr ? 1.0f : t_.scale;
     const F to_power = S::set(scale * 1.44269504f);
     const F base = S::set(m == kNegInf ? 0.0f : m * (scale * 1.44269504f));
     F sum = S::zero();
@@ -155,6 +156,18 @@ class TileAttention : SplitMerger<S> {
     for (int i = g.from; i < g.to_block(); i += kLanes) {
       const F v = S::div(S::mul(S::load(s + i), scale), cap);
       S::store(s + i, S::mul(cap, Math<S>::tanh(v)));
+    }
+  }
+
+  // Scales the scores of row r and adds the bias of each distance.
+  void bias_scores(float* s, int r, const Group& g, int64_t start) {
+    const int64_t row = t_.first_row + r, reach = t_.bias_reach;
+    const float* const bias = t_.bias + row % t_.group * (2 * reach + 1) + reach;
+    const int64_t position = t_.first_position + row / t_.group;
+    const float scale = t_.softcap > 0.0f ? 1.0f : t_.scale;
+    for (int i = g.from; i < g.to_block(); ++i) {
+      const int64_t distance = start + i - position;
+      s[i] = s[i] * scale + bias[distance < -reach ? -reach : distance > reach ? reach : distance];
     }
   }
 
@@ -227,6 +240,9 @@ class TileAttention : SplitMerger<S> {
         return do_split<E4M3Bits>(split, partial);
       case ops::KvType::kInt8:
         return do_split<Int8>(split, partial);
+      case ops::KvType::kInt4:
+      case ops::KvType::kK8V4:
+        break;  // attention_coded.h
     }
   }
 
@@ -239,21 +255,16 @@ class TileAttention : SplitMerger<S> {
     a.finish();
   }
 
-  static void attend_split(const AttentionTile& tile, int64_t split, float* partial) {
+  static void attend_splits(const AttentionTile& tile, int64_t first, float* partials,
+                            int64_t partial_floats) {
     TileAttention a(tile);
     a.load_queries();
-    // Groups whose rows attend to nothing in the split leave their part zero.
-    const int64_t values = tile.rows * a.value_stride_;
-    for (int64_t i = 0; i < values; i += kLanes) S::store(partial + i, S::zero());
-    a.do_split(split, partial);
-    for (int r = 0; r < tile.rows; ++r) {
-      partial[values + r] = a.split_max_[r];
-      partial[values + tile.rows + r] = a.split_sum_[r];
-    }
+    a.each_partial(first, partials, partial_floats,
+                   [&](int64_t split, float* partial) { a.do_split(split, partial); });
   }
 
   static constexpr AttentionIsa isa() {
-    return {attend, attend_split, Base::merge, convert_to_cache};
+    return {attend, attend_splits, Base::merge, convert_to_cache};
   }
 };
 

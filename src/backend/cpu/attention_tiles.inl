@@ -491,16 +491,11 @@ class TiledAttention : SplitMerger<Avx512> {
     a.finish();
   }
 
-  static void attend_split(const AttentionTile& tile, int64_t split, float* partial) {
+  static void attend_splits(const AttentionTile& tile, int64_t first, float* partials,
+                            int64_t partial_floats) {
     TiledAttention a(tile);
-    // Groups whose rows attend to nothing in the split leave their part zero.
-    const int64_t values = tile.rows * a.value_stride_;
-    for (int64_t i = 0; i < values; i += 16) _mm512_storeu_ps(partial + i, _mm512_setzero_ps());
-    a.do_split(split, partial);
-    for (int r = 0; r < tile.rows; ++r) {
-      partial[values + r] = a.split_max_[r];
-      partial[values + tile.rows + r] = a.split_sum_[r];
-    }
+    a.each_partial(first, partials, partial_floats,
+                   [&](int64_t split, float* partial) { a.do_split(split, partial); });
   }
 
   // Stores one token's key and value of a head, whose block is at `head`.
@@ -537,12 +532,12 @@ class TiledAttention : SplitMerger<Avx512> {
 
   // The sum over at most 256 features of codes needs up to 31 bits.
   static bool supports(const ops::KvShape& s) {
-    return s.type == ops::KvType::kF16 && !s.value_is_key_prefix && s.key_dim % 64 == 0 &&
-           s.key_dim <= 256 && s.value_dim % 16 == 0 && s.value_dim <= 256;
+    return s.type == ops::KvType::kF16 && !s.biased && !s.value_is_key_prefix &&
+           s.key_dim % 64 == 0 && s.key_dim <= 256 && s.value_dim % 16 == 0 && s.value_dim <= 256;
   }
 
   static constexpr AttentionIsa isa() {
-    return {attend, attend_split, merge, nullptr, store_head, supports};
+    return {attend, attend_splits, merge, nullptr, store_head, nullptr, supports};
   }
 
  private:

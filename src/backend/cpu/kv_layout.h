@@ -76,6 +76,8 @@ class KvRows {
       case ops::KvType::kFP8:
         return quant::e4m3_to_f32(at[i]);
       case ops::KvType::kInt8:
+      case ops::KvType::kInt4:  // 4-bit codes have another layout, and Ops refuses them
+      case ops::KvType::kK8V4:
         break;
     }
     return static_cast<float>(static_cast<int8_t>(at[i]));

@@ -163,6 +163,22 @@ TEST_P(KvOps, GatherMovesBitsUnchanged) {
   }
 }
 
+// Attention multiplies them by zero weights.
+TEST_P(KvOps, GatherLeavesEmptySlotsZero) {
+  const int kv = view_.shape.kv_heads;
+  std::vector<int64_t> sums(static_cast<size_t>(kv * 96));
+  const ops::ScoredQueries scored[] = {{0, kTokens, sums.data(), 96}};  // uses the same workspace
+  ops_->key_scores(matrix(q_), view_, batch_, {.heads = kv * kGroup}, scored);
+  const std::vector<int32_t> kept(static_cast<size_t>(kv) * 2, 3);
+  const int32_t to[6] = {11, -1, -1, -1, -1, -1};
+  ops_->gather_kv(view_, std::span(table_).first(5), std::span(to).first(1), kept.data(), 2);
+  for (int h = 0; h < kv; ++h) {
+    const std::vector<float> all = keys(to, h, ops::kBlockTokens);
+    for (size_t i = static_cast<size_t>(2 * view_.shape.key_dim); i < all.size(); ++i)
+      ASSERT_EQ(all[i], 0.0f);
+  }
+}
+
 TEST_P(KvOps, KeysAreReadAsStored) {
   const int kv = view_.shape.kv_heads, dim = view_.shape.key_dim;
   const double tolerance = view_.shape.type == KvType::kFP8    ? 0.07

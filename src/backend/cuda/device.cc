@@ -486,7 +486,7 @@ WeightView CudaDevice::product_view(const ops::Weight& w) const {
 }
 
 Status CudaDevice::supports(const ops::KvShape& s) const {
-  if (s.type == ops::KvType::kF32) {
+  if (s.type == ops::KvType::kF32 || ops::has_int4(s.type)) {
     return unsupported(
         "keys and values of type {} on {}: it keeps f16, bf16, fp8 and int8, use "
         "--kv-cache-dtype auto or --device cpu",
@@ -507,6 +507,9 @@ Status CudaDevice::supports(const ops::Routing& r) const {
   if (r.experts > kMaxExperts || r.top_k > kMaxTopK) {
     return unsupported("{} of {} experts a token on {}: use --device cpu", r.top_k, r.experts,
                        name_);
+  }
+  if (r.score == ops::Routing::Score::kSparsemixer) {
+    return unsupported("experts chosen by sparsemixer on {}: use --device cpu", name_);
   }
   return {};
 }

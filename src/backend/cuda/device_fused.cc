@@ -68,7 +68,17 @@ HeadsArgs CudaDevice::heads_args(const ops::Heads& h) {
   return args;
 }
 
+namespace {
+
+// No kernel has norms behind the rotation: single operations run.
+bool norms_follow(const ops::Heads& h) {
+  return h.q.norm_after || h.k.norm_after;
+}
+
+}  // namespace
+
 bool CudaDevice::heads(const ops::Heads& h) {
+  if (norms_follow(h)) return false;
   const HeadsArgs args = heads_args(h);
   if (args.count > 0) check(api_.attention.heads(ctx_, &args), "heads");
   return true;
@@ -116,6 +126,7 @@ void CudaDevice::run_attention(const Matrix& out, const Matrix& q, const ops::Kv
 
 bool CudaDevice::attend(const ops::Attend& a) {
   const ops::Heads& h = a.heads;
+  if (norms_follow(h)) return false;
   const HeadsArgs args = heads_args(h);
   const bool together = args.count == 3;  // queries, keys and values
   if (args.count > 0 && !together) check(api_.attention.heads(ctx_, &args), "heads");

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "freshet/engine.h"
+#include "layers/pooled_head.h"
 #include "ops/sample.h"
 #include "sampling/sampler.h"
 #include "scheduler/scheduler.h"
@@ -42,6 +43,8 @@ struct OutputServices {
   int64_t vocab = 0;
   EngineStats& counted;  // of which the outputs count the tokens
   const speculative::AcceptanceOptions& acceptance;
+  const PooledHeads& heads;
+  bool whole_prompts = false;  // the model reads both ways: prompts are computed in one step
 };
 
 // Rows of one item of a step that an output reads together. For sampled tokens, row `row + i` gives

@@ -117,6 +117,7 @@ void InputCollector::add_gram(Shared& s, const Matrix& x) {
 }
 
 Status InputCollector::finish() {
+  turned_ = {};
   if (!failure_.ok()) return failure_;
   for (const auto& s : all_) {
     InputStats& stats = s->stats;
@@ -134,7 +135,7 @@ Status InputCollector::finish() {
   return {};
 }
 
-const InputStats* InputCollector::of(int32_t id) const {
+InputStats* InputCollector::of(int32_t id) {
   const auto found = by_id_.find(id);
   return found == by_id_.end() ? nullptr : &found->second->stats;
 }

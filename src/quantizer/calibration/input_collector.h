@@ -34,7 +34,7 @@ class InputCollector final : public ops::ProjectionHooks {
   void begin_step();  // call before each step
   Status finish();    // and this after the last
   // Of the projection with this Weight::id, after finish(); nullptr: no token came by.
-  const InputStats* of(int32_t id) const;
+  InputStats* of(int32_t id);
 
  private:
   struct Shared;  // statistics of one input

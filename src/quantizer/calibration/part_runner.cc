@@ -116,7 +116,7 @@ Status PartRunner::run(Model& part, bool reads_ids, InputCollector* collector, b
   const KvCacheSpec spec = kv_cache_spec(part.spec(), ops::KvType::kF32);
   int64_t blocks = 0;
   for (const Step& s : steps_) blocks = std::max(blocks, s.blocks);
-  const std::vector<int32_t> counts(spec.groups.size(), static_cast<int32_t>(blocks));
+  const std::vector<int32_t> counts = spec.pools(blocks, blocks);  // no more sequences than blocks
   FRESHET_ASSIGN_OR_RETURN(const KvStorage cache,
                            KvStorage::allocate(spec, counts, compute_->ops().memory()));
   for (const Step& s : steps_) {
@@ -151,7 +151,7 @@ Status PartRunner::advance(const models::Part& part) {
   return run(*model, part.layer < 0, nullptr, true);
 }
 
-const InputStats* PartRunner::Collected::find(const std::string& tensor, int64_t occurrence) const {
+InputStats* PartRunner::Collected::find(const std::string& tensor, int64_t occurrence) const {
   for (size_t id = 0; id < weights.size(); ++id) {
     if (weights[id].name == tensor && occurrence-- == 0)
       return collector->of(static_cast<int32_t>(id));
@@ -159,12 +159,12 @@ const InputStats* PartRunner::Collected::find(const std::string& tensor, int64_t
   return nullptr;
 }
 
-const InputStats* PartRunner::Collected::of(const models::LinearTensor& t,
-                                            const models::WeightReader& reader) const {
+InputStats* PartRunner::Collected::of(const models::LinearTensor& t,
+                                      const models::WeightReader& reader) const {
   using models::Role;
   if (t.input == models::InputOf::kLatent) return nullptr;
   const int64_t occurrence = t.count > 1 ? t.index : 0;
-  if (const InputStats* found = find(t.source->name, occurrence)) return found;
+  if (InputStats* found = find(t.source->name, occurrence)) return found;
   // While a model runs, the gate and the up projection of an expert are one matrix, under one name.
   const Role up = t.role == Role::kExpertGate    ? Role::kExpertUp
                   : t.role == Role::kExpertsGate ? Role::kExpertsUp

@@ -45,10 +45,10 @@ class PartRunner {
     std::unique_ptr<InputCollector> collector;
     std::vector<Model::WeightInfo> weights;  // by Weight::id
     // nullptr: no token came by.
-    const InputStats* find(const std::string& tensor, int64_t occurrence = 0) const;
+    InputStats* find(const std::string& tensor, int64_t occurrence = 0) const;
     // The same for a matrix as the checkpoint stores it; nullptr also where no projection reads it
     // as it is.
-    const InputStats* of(const models::LinearTensor& t, const models::WeightReader& reader) const;
+    InputStats* of(const models::LinearTensor& t, const models::WeightReader& reader) const;
   };
   // Runs the part. moves_on: the streams are replaced, as by advance().
   Result<Collected> collect(const models::Part& part, const InputCollector::Wants& wants,

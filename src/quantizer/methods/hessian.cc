@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <type_traits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -34,124 +33,178 @@ bool factorise_tile(T* tile, int64_t stride, int64_t width) {
   return true;
 }
 
-// Lower Cholesky factor in place, by tiles; false if a is not positive definite.
+// The Cholesky factor R of H = R R^T, upper triangular, in place; `m` holds H on and above its
+// diagonal, [n, n], and nothing under it is touched. Tiles go from the last row to the first:
+// "place" p is row or column n - 1 - p. False if H is not positive definite.
 template <class T>
-bool factorise(std::vector<T>& a, int64_t n, ThreadPool& pool) {
-  T* const m = a.data();
-  std::vector<T> across(
-      static_cast<size_t>(kFactorTile * n));  // the row of tiles, transposed, negative
-  std::vector<T> below(
-      static_cast<size_t>(kFactorTile * kFactorTile));  // the tile on the diagonal, transposed
-  for (int64_t j0 = 0; j0 < n; j0 += kFactorTile) {
-    const int64_t width = std::min(kFactorTile, n - j0);
+bool factorise(T* m, int64_t n, ThreadPool& pool) {
+  // The row of tiles, transposed, negative; the tile on the diagonal, and the same transposed.
+  std::vector<T> across(static_cast<size_t>(kFactorTile * n));
+  std::vector<T> tile(static_cast<size_t>(kFactorTile * kFactorTile));
+  std::vector<T> below(tile.size());
+  const auto row_end = [=](int64_t place) { return m + (n - 1 - place) * n + n - 1; };
+  for (int64_t p0 = 0; p0 < n; p0 += kFactorTile) {
+    const int64_t width = std::min(kFactorTile, n - p0);
     for (int64_t j = 0; j < width; ++j) {
-      for (int64_t k = 0; k < j0; ++k) {
-        across[static_cast<size_t>(k * kFactorTile + j)] = -m[(j0 + j) * n + k];
-      }
+      const T* const row = row_end(p0 + j);
+      for (int64_t k = 0; k < p0; ++k) across[static_cast<size_t>(k * kFactorTile + j)] = -row[-k];
     }
-    const int64_t tiles = (n - j0 + kFactorTile - 1) / kFactorTile;
+    const int64_t tiles = (n - p0 + kFactorTile - 1) / kFactorTile;
     pool.parallel_for(tiles, [&](int64_t t, int) {
-      const int64_t end = std::min(n, j0 + (t + 1) * kFactorTile);
-      for (int64_t i = j0 + t * kFactorTile; i < end; ++i) {
-        add_products(m + i * n + j0, width, m + i * n, across.data(), kFactorTile, j0);
+      const int64_t end = std::min(n, p0 + (t + 1) * kFactorTile);
+      for (int64_t p = p0 + t * kFactorTile; p < end; ++p) {
+        T* const row = row_end(p);
+        const int64_t count = std::min(width, p - p0 + 1);
+        T out[kFactorTile] = {};
+        for (int64_t j = 0; j < count; ++j) out[j] = row[-p0 - j];
+        add_products_back(out, width, row, across.data(), kFactorTile, p0);
+        if (t == 0) {
+          std::copy_n(out, count, tile.data() + (p - p0) * kFactorTile);
+        } else {
+          for (int64_t j = 0; j < count; ++j) row[-p0 - j] = out[j];
+        }
       }
     });
-    if (!factorise_tile(m + j0 * (n + 1), n, width)) return false;
+    if (!factorise_tile(tile.data(), kFactorTile, width)) return false;
     for (int64_t j = 0; j < width; ++j) {
       for (int64_t k = 0; k < j; ++k) {
-        below[static_cast<size_t>(k * kFactorTile + j)] = m[(j0 + j) * n + j0 + k];
+        below[static_cast<size_t>(k * kFactorTile + j)] =
+            tile[static_cast<size_t>(j * kFactorTile + k)];
       }
+      T* const row = row_end(p0 + j) - p0;
+      for (int64_t k = 0; k <= j; ++k) row[-k] = tile[static_cast<size_t>(j * kFactorTile + k)];
     }
     pool.parallel_for(tiles - 1, [&](int64_t t, int) {
-      const int64_t end = std::min(n, j0 + (t + 2) * kFactorTile);
-      for (int64_t i = j0 + (t + 1) * kFactorTile; i < end; ++i) {
-        T* const row = m + i * n + j0;
+      const int64_t end = std::min(n, p0 + (t + 2) * kFactorTile);
+      for (int64_t p = p0 + (t + 1) * kFactorTile; p < end; ++p) {
+        T* const row = row_end(p) - p0;
+        T v[kFactorTile];
+        for (int64_t k = 0; k < width; ++k) v[k] = row[-k];
         for (int64_t k = 0; k < width; ++k) {
-          row[k] /= m[(j0 + k) * (n + 1)];
-          add_multiple(row + k + 1, width - k - 1, -row[k], below.data() + k * kFactorTile + k + 1);
+          v[k] /= tile[static_cast<size_t>(k * (kFactorTile + 1))];
+          add_multiple(v + k + 1, width - k - 1, -v[k], below.data() + k * kFactorTile + k + 1);
         }
+        for (int64_t k = 0; k < width; ++k) row[-k] = v[k];
       }
     });
   }
   return true;
 }
 
-// The inverse of a lower triangular matrix in place. Column tiles are independent.
+// The inverse of what factorise() made, in place. A tile of 64 places reads only what is left of
+// the factor from its first place on: so as many as there are threads are computed aside, and then
+// take their place.
 template <class T>
-void invert_lower(std::vector<T>& a, int64_t n, ThreadPool& pool) {
-  std::vector<T> inverse(a.size(), T{0});
-  const T* const m = a.data();
-  T* const to = inverse.data();
-  pool.parallel_for((n + kFactorTile - 1) / kFactorTile, [&](int64_t t, int) {
-    const int64_t j0 = t * kFactorTile;
-    const int64_t width = std::min(kFactorTile, n - j0);
-    std::vector<T> left(static_cast<size_t>(n));
-    for (int64_t i = j0; i < n; ++i) {
-      T* const row = to + i * n + j0;
-      for (int64_t k = j0; k < i; ++k) left[static_cast<size_t>(k - j0)] = -m[i * n + k];
-      if (i < j0 + width) row[i - j0] = T{1};
-      add_products(row, width, left.data(), to + j0 * n + j0, n, i - j0);
-      const T scale = T{1} / m[i * n + i];
-      for (int64_t j = 0; j < width; ++j) row[j] *= scale;
-    }
-  });
-  a.swap(inverse);
+void invert(T* m, int64_t n, ThreadPool& pool) {
+  const auto row_end = [=](int64_t place) { return m + (n - 1 - place) * n + n - 1; };
+  const int64_t tiles = (n + kFactorTile - 1) / kFactorTile;
+  const int64_t at_once = std::min<int64_t>(tiles, pool.size());
+  std::vector<std::vector<T>> panels(static_cast<size_t>(at_once));  // [places, kFactorTile]
+  for (int64_t first = 0; first < tiles; first += at_once) {
+    const int64_t count = std::min(at_once, tiles - first);
+    pool.parallel_for(count, [&](int64_t t, int) {
+      const int64_t p0 = (first + t) * kFactorTile;
+      const int64_t width = std::min(kFactorTile, n - p0);
+      std::vector<T>& panel = panels[static_cast<size_t>(t)];
+      panel.assign(static_cast<size_t>((n - p0) * kFactorTile), T{0});
+      std::vector<T> left(static_cast<size_t>(n - p0));
+      for (int64_t p = p0; p < n; ++p) {
+        const T* const from = row_end(p);
+        T* const row = panel.data() + (p - p0) * kFactorTile;
+        for (int64_t k = p0; k < p; ++k) left[static_cast<size_t>(k - p0)] = -from[-k];
+        if (p < p0 + width) row[p - p0] = T{1};
+        add_products(row, width, left.data(), panel.data(), kFactorTile, p - p0);
+        const T scale = T{1} / from[-p];
+        for (int64_t j = 0; j < width; ++j) row[j] *= scale;
+      }
+    });
+    pool.parallel_for(count, [&](int64_t t, int) {
+      const int64_t p0 = (first + t) * kFactorTile;
+      for (int64_t p = p0; p < n; ++p) {
+        const T* const row = panels[static_cast<size_t>(t)].data() + (p - p0) * kFactorTile;
+        T* const to = row_end(p) - p0;
+        const int64_t width = std::min(kFactorTile, p - p0 + 1);
+        for (int64_t j = 0; j < width; ++j) to[-j] = row[j];
+      }
+    });
+  }
 }
 
-// U for the visiting order: with R R^T = H and R upper triangular, U = R^-1. R is the factor of the
-// matrix with rows and columns in reverse.
+// U for the visiting order, on and above the diagonal of `m`, [cols, cols]: with R R^T = H and R
+// upper triangular, U = R^-1.
 template <class T>
-bool upper_factor(const Hessian& h, std::vector<float>& out, ThreadPool& pool) {
+bool upper_factor(const Hessian& h, T* m, ThreadPool& pool) {
   const int64_t n = h.cols;
-  const auto at = [&](int64_t i) { return h.order[static_cast<size_t>(n - 1 - i)]; };
-  std::vector<T> a(static_cast<size_t>(n * n), T{0});
-  for (int64_t i = 0; i < n; ++i) {
-    const float* const from = h.moments.data() + int64_t{at(i)} * n;
-    for (int64_t j = 0; j <= i; ++j) a[static_cast<size_t>(i * n + j)] = from[at(j)];
-  }
-  if (!factorise(a, n, pool)) return false;
-  invert_lower(a, n, pool);
-  if constexpr (std::is_same_v<T, float>) {
-    // Reversed in place: a copy of a wide factor takes gigabytes.
-    std::reverse(a.begin(), a.end());
-    out = std::move(a);
-    const bool finite =
-        std::all_of(out.begin(), out.end(), [](float v) { return std::isfinite(v); });
-    bool positive = true;
-    for (int64_t i = 0; i < n; ++i) positive &= out[static_cast<size_t>(i * (n + 1))] > 0.0f;
-    return finite && positive;
-  }
-  out.assign(static_cast<size_t>(n * n), 0.0f);
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = i; j < n; ++j) {
-      const auto v = static_cast<float>(a[static_cast<size_t>((n - 1 - i) * n + n - 1 - j)]);
-      if (!std::isfinite(v)) return false;
-      out[static_cast<size_t>(i * n + j)] = v;
+  const int32_t* const order = h.order.data();
+  pool.parallel_for(n, [&](int64_t i, int) {
+    for (int64_t j = i; j < n; ++j) m[i * n + j] = T{h.moment(order[i], order[j])};
+  });
+  if (!factorise(m, n, pool)) return false;
+  invert(m, n, pool);
+  return true;
+}
+
+// The factor in the upper triangle; false: there is none.
+bool add_factor(Hessian& h, ThreadPool& pool) {
+  const int64_t n = h.cols;
+  float* const to = h.triangles.data();
+  if (n > kMostDouble) {
+    if (!upper_factor(h, to, pool)) return false;
+  } else {
+    std::vector<double> wide(static_cast<size_t>(n * n));
+    if (!upper_factor(h, wide.data(), pool)) return false;
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = i; j < n; ++j)
+        to[i * n + j] = static_cast<float>(wide[static_cast<size_t>(i * n + j)]);
     }
-    if (!(out[static_cast<size_t>(i * n + i)] > 0.0f)) return false;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    if (!(to[i * (n + 1)] > 0.0f)) return false;
+    if (!std::all_of(to + i * (n + 1), to + (i + 1) * n, [](float v) { return std::isfinite(v); }))
+      return false;
   }
   return true;
 }
 
 }  // namespace
 
-std::optional<Hessian> prepare_hessian(const InputStats& stats, const HessianOptions& options,
-                                       ThreadPool& pool, std::string& why) {
-  const int64_t n = stats.cols;
-  if (stats.gram.size() != static_cast<size_t>(n * n) || n == 0) {
+void Hessian::copy_moments(int64_t row, int64_t rows, int64_t column, int64_t width, float* to,
+                           int64_t stride) const {
+  const float* const from = triangles.data();
+  if (column + width <= row) {
+    for (int64_t k = 0; k < rows; ++k)
+      std::copy_n(from + (row + k) * cols + column, width, to + k * stride);
+    return;
+  }
+  if (row + rows <= column) {
+    transpose(from + column * cols + row, cols, width, rows, to, stride);
+    return;
+  }
+  for (int64_t k = 0; k < rows; ++k) {
+    for (int64_t j = 0; j < width; ++j) to[k * stride + j] = moment(row + k, column + j);
+  }
+}
+
+std::optional<Hessian> prepare_hessian(std::vector<float> gram, int64_t cols,
+                                       const HessianOptions& options, ThreadPool& pool,
+                                       std::string& why) {
+  const int64_t n = cols;
+  if (gram.size() != static_cast<size_t>(n * n) || n == 0) {
     why = "no second moments of the inputs were collected";
     return std::nullopt;
   }
   Hessian h;
   h.cols = n;
   double trace = 0.0;
+  std::vector<float> diagonal;
   for (int64_t j = 0; j < n; ++j) {
-    const float d = stats.gram[static_cast<size_t>(j * n + j)];
+    const float d = gram[static_cast<size_t>(j * n + j)];
+    diagonal.push_back(d);
     trace += d;
     if (!(d > 0.0f)) ++h.dead_columns;
   }
   const bool finite =
-      std::all_of(stats.gram.begin(), stats.gram.end(), [](float v) { return std::isfinite(v); });
+      std::all_of(gram.begin(), gram.end(), [](float v) { return std::isfinite(v); });
   if (!finite || !(trace > 0.0) || !std::isfinite(trace)) {
     why = finite ? "the inputs are zero" : "the inputs' second moments are not finite";
     return std::nullopt;
@@ -160,20 +213,17 @@ std::optional<Hessian> prepare_hessian(const InputStats& stats, const HessianOpt
   std::iota(h.order.begin(), h.order.end(), 0);
   if (options.falling_order) {
     std::stable_sort(h.order.begin(), h.order.end(), [&](int32_t a, int32_t b) {
-      return stats.gram[static_cast<size_t>(a * (n + 1))] >
-             stats.gram[static_cast<size_t>(b * (n + 1))];
+      return diagonal[static_cast<size_t>(a)] > diagonal[static_cast<size_t>(b)];
     });
   }
+  h.triangles = std::move(gram);
   const auto mean = static_cast<float>(trace / static_cast<double>(n));
   h.damping = std::max(options.damping, 1e-6f);
   for (int attempt = 0; attempt < 4; ++attempt, h.damping *= 10.0f) {
-    h.moments = stats.gram;
     h.added = h.damping * mean;
-    for (int64_t j = 0; j < n; ++j) h.moments[static_cast<size_t>(j * (n + 1))] += h.added;
-    const bool done = n <= kMostDouble ? upper_factor<double>(h, h.factor, pool)
-                                       : upper_factor<float>(h, h.factor, pool);
-    if (done) return h;
-    h.factor.clear();
+    h.diagonal = diagonal;
+    for (float& d : h.diagonal) d += h.added;
+    if (add_factor(h, pool)) return h;
   }
   why = fmt::format("the inputs' second moments cannot be factorised, even with damping of {}",
                     h.damping / 10.0f);

@@ -4,9 +4,10 @@
 // U^T U = H^-1, for columns in the order in which they are visited; H is damped by a share of its
 // mean diagonal, ten times more after each failure of the factorisation. Columns that no token used
 // keep only the damping: they are rounded to the nearest and disturb no other. Immutable after
-// prepare_hessian(); the result does not depend on the number of threads. Memory: three F32
-// matrices [cols, cols] while it is prepared (F64 for the factor up to 8,192 columns), two
-// afterwards.
+// prepare_hessian(); the result does not depend on the number of threads.
+//
+// Memory: one F32 matrix [cols, cols], whose two triangles hold moments and factor. While it is
+// prepared, up to 8,192 columns, a second one in F64; and for each thread 64 columns of the factor.
 #pragma once
 
 #include <cstdint>
@@ -26,17 +27,27 @@ struct HessianOptions {
 
 struct Hessian {
   int64_t cols = 0;
-  std::vector<float> moments;  // [cols, cols], damped
-  float added = 0.0f;          // what damping added to the diagonal
-  float damping = 0.0f;        // the share that was needed
+  // [cols, cols]: under the diagonal the moments; on it and above the factor, in visiting order.
+  std::vector<float> triangles;
+  std::vector<float> diagonal;  // [cols]: of the moments, damped
+  float added = 0.0f;           // what damping added to the diagonal
+  float damping = 0.0f;         // the share that was needed
   int64_t dead_columns = 0;
   std::vector<int32_t> order;  // visited columns
-  std::vector<float> factor;   // [cols, cols] in visiting order; empty: no factorisation succeeded
+
+  float moment(int64_t i, int64_t j) const {
+    if (i == j) return diagonal[static_cast<size_t>(i)];
+    return triangles[static_cast<size_t>(i > j ? i * cols + j : j * cols + i)];
+  }
+  // Copies the moments of rows [row, row + rows) and columns [column, column + width).
+  void copy_moments(int64_t row, int64_t rows, int64_t column, int64_t width, float* to,
+                    int64_t stride) const;
 };
 
-// nullopt if the statistics hold no usable moments: none were collected, or some are not finite;
-// `why` says which.
-std::optional<Hessian> prepare_hessian(const InputStats& stats, const HessianOptions& options,
-                                       ThreadPool& pool, std::string& why);
+// `gram`: InputStats::gram for `cols` inputs; only its lower triangle is read. nullopt if it holds
+// no usable moments: none were collected, or some are not finite; `why` says which.
+std::optional<Hessian> prepare_hessian(std::vector<float> gram, int64_t cols,
+                                       const HessianOptions& options, ThreadPool& pool,
+                                       std::string& why);
 
 }  // namespace freshet::quantizer

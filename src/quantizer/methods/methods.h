@@ -44,9 +44,9 @@ struct Inputs {
   std::optional<Hessian> hessian;
   std::string note;  // why there is no Hessian although one was wanted
 };
-// With `feedback`, factorises stats.gram.
-Inputs prepare_inputs(const InputStats& stats, bool feedback, const HessianOptions& options,
-                      ThreadPool& pool);
+// With `feedback`, factorises `gram`: InputStats::gram, which becomes part of the result.
+Inputs prepare_inputs(const InputStats& stats, std::vector<float> gram, bool feedback,
+                      const HessianOptions& options, ThreadPool& pool);
 
 struct LinearReport {
   // Error of the output over its energy: tr(dW H dW^T) / tr(W H W^T), with the damped moments H

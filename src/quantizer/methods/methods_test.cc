@@ -53,7 +53,7 @@ Problem random_problem(int64_t rows, int64_t cols, int64_t tokens, unsigned seed
 Quantised quantised(const Problem& p, const Target& target, const MethodOptions& options,
                     int threads = 1, const HessianOptions& damping = {}) {
   ThreadPool pool(threads, false);
-  const Inputs inputs = prepare_inputs(p.stats, true, damping, pool);
+  const Inputs inputs = prepare_inputs(p.stats, p.stats.gram, true, damping, pool);
   auto q = quantise_linear(p.w.data(), p.rows, p.cols, target, inputs, options, pool);
   EXPECT_TRUE(q.ok()) << q.status().message();
   return std::move(*q);

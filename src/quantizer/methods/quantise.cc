@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "quantizer/methods/methods.h"
 #include "quantizer/methods/solver.h"
@@ -7,55 +9,60 @@
 namespace freshet::quantizer {
 namespace {
 
+int64_t count_non_finite(const float* w, int64_t count, ThreadPool& pool) {
+  constexpr int64_t kPiece = 65536;
+  std::vector<int64_t> found(static_cast<size_t>((count + kPiece - 1) / kPiece));
+  pool.parallel_for(std::ssize(found), [&](int64_t i, int) {
+    const float* const end = w + std::min(count, (i + 1) * kPiece);
+    found[static_cast<size_t>(i)] =
+        std::count_if(w + i * kPiece, end, [](float v) { return !std::isfinite(v); });
+  });
+  return std::accumulate(found.begin(), found.end(), int64_t{0});
+}
+
 // A copy of the matrix that holds finite numbers.
-std::vector<float> usable_weights(const float* w, int64_t rows, int64_t cols, int64_t& non_finite) {
-  std::vector<float> out(w, w + rows * cols);
+std::vector<float> usable_weights(const float* w, int64_t count) {
+  std::vector<float> out(w, w + count);
   float most = 0.0f;
   for (const float v : out) {
-    if (std::isfinite(v)) {
-      most = std::max(most, std::abs(v));
-    } else {
-      ++non_finite;
-    }
+    if (std::isfinite(v)) most = std::max(most, std::abs(v));
   }
-  if (non_finite > 0) {
-    for (float& v : out) {
-      if (std::isnan(v)) v = 0.0f;
-      v = std::clamp(v, -most, most);
-    }
+  for (float& v : out) {
+    if (std::isnan(v)) v = 0.0f;
+    v = std::clamp(v, -most, most);
   }
   return out;
 }
 
 // A GGUF type with an encoder of its own: rows go through it, weighted but without feedback.
-Quantised encode_rows(const std::vector<float>& w, int64_t rows, int64_t cols, quant::Format format,
+Quantised encode_rows(const float* w, int64_t rows, int64_t cols, quant::Format format,
                       const float* weights, ThreadPool& pool) {
   EncodedRows out{format, rows, cols, {}};
   const size_t bytes = quant::row_bytes(format, cols);
   out.bytes.resize(static_cast<size_t>(rows) * bytes);
   pool.parallel_for(rows, [&](int64_t r, int) {
-    quant::info(format).encode(w.data() + r * cols,
-                               out.bytes.data() + static_cast<size_t>(r) * bytes, cols, weights);
+    quant::info(format).encode(w + r * cols, out.bytes.data() + static_cast<size_t>(r) * bytes,
+                               cols, weights);
   });
   return {std::move(out), {}};
 }
 
 }  // namespace
 
-Inputs prepare_inputs(const InputStats& stats, bool feedback, const HessianOptions& options,
-                      ThreadPool& pool) {
+Inputs prepare_inputs(const InputStats& stats, std::vector<float> gram, bool feedback,
+                      const HessianOptions& options, ThreadPool& pool) {
   Inputs in;
   in.cols = stats.cols;
   const auto n = static_cast<size_t>(stats.cols);
   if (stats.mean_square.size() == n) {
     in.mean_square = stats.mean_square;
-  } else if (stats.gram.size() == n * n) {
-    for (size_t j = 0; j < n; ++j) in.mean_square.push_back(stats.gram[j * (n + 1)]);
+  } else if (gram.size() == n * n) {
+    for (size_t j = 0; j < n; ++j) in.mean_square.push_back(gram[j * (n + 1)]);
   }
   for (float& v : in.mean_square) {
     if (!(v >= 0.0f) || !std::isfinite(v)) v = 0.0f;
   }
-  if (feedback) in.hessian = prepare_hessian(stats, options, pool, in.note);
+  if (feedback) in.hessian = prepare_hessian(std::move(gram), in.cols, options, pool, in.note);
   return in;
 }
 
@@ -69,7 +76,12 @@ Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, co
   FRESHET_ASSIGN_OR_RETURN(
       auto grid, make_grid(target, rows, cols, {options.search_ranges, options.tensor_max}));
   LinearReport report;
-  const std::vector<float> usable = usable_weights(w, rows, cols, report.non_finite);
+  report.non_finite = count_non_finite(w, rows * cols, pool);
+  std::vector<float> usable;
+  if (report.non_finite > 0) {
+    usable = usable_weights(w, rows * cols);
+    w = usable.data();
+  }
   const float* const mean_square = inputs.mean_square.empty() ? nullptr : inputs.mean_square.data();
   const float* const weights = options.weighted ? mean_square : nullptr;
   const bool wanted = options.rounding == Rounding::kFeedback;
@@ -79,7 +91,7 @@ Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, co
     if (quant::info(format).encode == nullptr) {
       return unsupported("{} can be read, but not written", quant::info(format).name);
     }
-    Quantised out = encode_rows(usable, rows, cols, format, weights, pool);
+    Quantised out = encode_rows(w, rows, cols, format, weights, pool);
     out.report = report;
     if (wanted) out.report.note = "this type has no error feedback: rounded to the nearest";
     return out;
@@ -89,14 +101,13 @@ Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, co
     report.dead_columns = hessian->dead_columns;
     if (wanted) report.damping = hessian->damping;
   }
-  grid->prepare(usable.data(), weights);
+  grid->prepare(w, weights);
   const int64_t panels = (rows + PanelSolver::kRows - 1) / PanelSolver::kRows;
   std::vector<QuadraticError> errors(static_cast<size_t>(panels));
   pool.parallel_for(panels, [&](int64_t panel, int) {
     PanelSolver solver(*grid, hessian, weights);
     const int64_t first = panel * PanelSolver::kRows;
-    solver.load(usable.data(), first,
-                static_cast<int>(std::min<int64_t>(PanelSolver::kRows, rows - first)));
+    solver.load(w, first, static_cast<int>(std::min<int64_t>(PanelSolver::kRows, rows - first)));
     solver.fit();
     if (wanted && hessian != nullptr) {
       solver.feedback();
@@ -104,8 +115,7 @@ Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, co
     } else {
       solver.round();
     }
-    errors[static_cast<size_t>(panel)] =
-        solver.measure(hessian != nullptr ? hessian->moments.data() : nullptr, mean_square);
+    errors[static_cast<size_t>(panel)] = solver.measure(mean_square);
     solver.store(*grid);
   });
   for (const QuadraticError& e : errors) {

@@ -250,8 +250,7 @@ Result<InputScales> smooth_scales(std::span<const LinearWeights> linears, const 
   return best;
 }
 
-InputStats scaled_stats(const InputStats& stats, std::span<const float> scales) {
-  InputStats out = stats;
+InputStats scaled_stats(InputStats out, std::span<const float> scales) {
   const size_t n = scales.size();
   for (size_t j = 0; j < n; ++j) {
     if (!out.mean_abs.empty()) out.mean_abs[j] /= scales[j];

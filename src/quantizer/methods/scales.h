@@ -38,6 +38,6 @@ Result<InputScales> smooth_scales(std::span<const LinearWeights> linears, const 
                                   float alpha, std::span<const float> samples, ThreadPool& pool);
 
 // The statistics of x / s.
-InputStats scaled_stats(const InputStats& stats, std::span<const float> scales);
+InputStats scaled_stats(InputStats stats, std::span<const float> scales);
 
 }  // namespace freshet::quantizer

@@ -25,6 +25,11 @@ class Tile {
     for (int64_t k = 0; k < rows; ++k) std::copy_n(from + k * stride, width, copy_ + k * kTile);
     return copy_;
   }
+  // Of the moments: rows [row, row + rows), columns [column, column + width).
+  const float* take(const Hessian& h, int64_t row, int64_t rows, int64_t column, int64_t width) {
+    h.copy_moments(row, rows, column, width, copy_, kTile);
+    return copy_;
+  }
 
  private:
   alignas(64) float copy_[256 * kTile];
@@ -114,7 +119,7 @@ void PanelSolver::feedback() {
 template <Alphabet::Kind kKind>
 void PanelSolver::feedback_as() {
   const int32_t* const order = hessian_->order.data();
-  const float* const factor = hessian_->factor.data();
+  const float* const factor = hessian_->triangles.data();
   std::vector<float> left(static_cast<size_t>(rows_ * cols_));
   std::vector<float> errors(static_cast<size_t>(rows_ * kFeedbackBlock));
   const auto tile = std::make_unique<Tile>();
@@ -157,6 +162,7 @@ void PanelSolver::start_descent() {
   span_ = block_ > 256 ? 128 : std::max<int64_t>(block_, 128 / block_ * block_);
   gradient_.assign(w_.size(), 0.0f);
   moved_.assign(static_cast<size_t>(kRows * span_), 0.0f);
+  moments_.resize(static_cast<size_t>(span_ * span_));
   std::vector<float> off(w_.size());
   const auto tile = std::make_unique<Tile>();
   for (int r = 0; r < rows_; ++r) {
@@ -168,8 +174,7 @@ void PanelSolver::start_descent() {
     const int64_t count = std::min(kFeedbackBlock, cols_ - first);
     for (int64_t column = 0; column < cols_; column += kTile) {
       const int64_t width = std::min(kTile, cols_ - column);
-      const float* const from =
-          tile->take(hessian_->moments.data() + first * cols_ + column, cols_, count, width);
+      const float* const from = tile->take(*hessian_, first, count, column, width);
       for (int r = 0; r < rows_; ++r) {
         add_products(gradient(r) + column, width, off.data() + r * cols_ + first, from, kTile,
                      count);
@@ -184,6 +189,7 @@ double PanelSolver::improve() {
   removed_ = 0.0;
   for (int64_t first = 0; first < cols_; first += span_) {
     const int64_t end = std::min(cols_, first + span_);
+    hessian_->copy_moments(first, end - first, first, end - first, moments_.data(), span_);
     for_kind(alphabet_, [&](auto kind) { improve_span<kind>(first, end); });
     spread(first, end);
   }
@@ -209,8 +215,7 @@ void PanelSolver::improve_span(int64_t first, int64_t end) {
 // The decoded number of a column grows by `by`: the gradient within [first, end) follows at once.
 void PanelSolver::move(int r, int64_t first, int64_t end, int64_t column, float by) {
   moved(r)[column - first] += by;
-  add_multiple(gradient(r) + first, end - first, -by,
-               hessian_->moments.data() + column * cols_ + first);
+  add_multiple(gradient(r) + first, end - first, -by, moments_.data() + (column - first) * span_);
 }
 
 // Takes the level that is best while all other columns stay; the error never grows.
@@ -218,7 +223,7 @@ template <Alphabet::Kind kKind>
 void PanelSolver::improve_codes(int r, int64_t first, int64_t end, int64_t from, int64_t to) {
   for (int64_t j = from; j < to; ++j) {
     const Unit unit = units(r)[j / unit_];
-    const float h = hessian_->moments[static_cast<size_t>(j * (cols_ + 1))];
+    const float h = hessian_->diagonal[static_cast<size_t>(j)];
     const float now = unit.scale * alphabet_.level(codes(r)[j]) - unit.offset;
     const float wanted = now + gradient(r)[j] / h;
     const uint8_t code = alphabet_.nearest<kKind>((wanted + unit.offset) * inverse_of(unit.scale));
@@ -285,7 +290,7 @@ void PanelSolver::refit_unit(int r, int64_t first, int64_t end, int64_t column) 
   }
   const bool offsets = grid_.shape().offsets;
   const MoveCost cost =
-      cost_of(gradient(r) + column, hessian_->moments.data() + column * (cols_ + 1), cols_, level,
+      cost_of(gradient(r) + column, moments_.data() + (column - first) * (span_ + 1), span_, level,
               offsets ? ones : nullptr, n);
   double da, dm;
   cost.best(offsets, da, dm);
@@ -305,8 +310,8 @@ void PanelSolver::refit_unit(int r, int64_t first, int64_t end, int64_t column) 
     by[i] = -(by_scale * level[i] - by_offset);
     moved(r)[column - first + i] -= by[i];
   }
-  add_products(gradient(r) + first, end - first, by,
-               hessian_->moments.data() + column * cols_ + first, cols_, n);
+  add_products(gradient(r) + first, end - first, by, moments_.data() + (column - first) * span_,
+               span_, n);
 }
 
 // Moves the two factors of a super-block.
@@ -321,7 +326,7 @@ void PanelSolver::refit_block(int r, int64_t first, int64_t end, int64_t column)
   }
   const bool offsets = grid_.shape().offsets;
   const MoveCost cost =
-      cost_of(gradient(r) + column, hessian_->moments.data() + column * (cols_ + 1), cols_, a,
+      cost_of(gradient(r) + column, moments_.data() + (column - first) * (span_ + 1), span_, a,
               offsets ? m : nullptr, n);
   double da, dm;
   cost.best(offsets, da, dm);
@@ -339,8 +344,8 @@ void PanelSolver::refit_block(int r, int64_t first, int64_t end, int64_t column)
     by[i] = -(by_d * a[i] - by_dmin * m[i]);
     moved(r)[column - first + i] -= by[i];
   }
-  add_products(gradient(r) + first, end - first, by,
-               hessian_->moments.data() + column * cols_ + first, cols_, n);
+  add_products(gradient(r) + first, end - first, by, moments_.data() + (column - first) * span_,
+               span_, n);
 }
 
 // Corrects the gradient of all other columns for what moved in [first, end).
@@ -359,8 +364,7 @@ void PanelSolver::spread(int64_t first, int64_t end) {
   const auto add = [&](int64_t from, int64_t to) {
     for (int64_t column = from; column < to; column += kTile) {
       const int64_t width = std::min(kTile, to - column);
-      const float* const rows =
-          tile->take(hessian_->moments.data() + first * cols_ + column, cols_, end - first, width);
+      const float* const rows = tile->take(*hessian_, first, end - first, column, width);
       for (int r = 0; r < rows_; ++r) {
         const std::vector<float>& b = by[static_cast<size_t>(r)];
         add_rows(gradient(r) + column, width, b.data(), which[static_cast<size_t>(r)].data(), rows,
@@ -372,23 +376,58 @@ void PanelSolver::spread(int64_t first, int64_t end) {
   add(end, cols_);
 }
 
-QuadraticError PanelSolver::measure(const float* moments, const float* mean_square) const {
+QuadraticError PanelSolver::measure(const float* mean_square) const {
+  std::vector<float> off(static_cast<size_t>(rows_ * cols_));
+  for (int r = 0; r < rows_; ++r) {
+    for (int64_t j = 0; j < cols_; ++j)
+      off[static_cast<size_t>(r * cols_ + j)] = w(r)[j] - value(r, j);
+  }
   QuadraticError out;
+  if (hessian_ != nullptr) {
+    out.error = quadratic_forms(off.data());
+    out.energy = quadratic_forms(w(0));
+    return out;
+  }
   const auto form = [&](const float* x) {
-    if (moments != nullptr) return quadratic_form(moments, x, cols_);
     double total = 0.0;
     for (int64_t j = 0; j < cols_; ++j) {
       total += double{x[j]} * x[j] * (mean_square != nullptr ? mean_square[j] : 1.0f);
     }
     return total;
   };
-  std::vector<float> off(static_cast<size_t>(cols_));
   for (int r = 0; r < rows_; ++r) {
-    for (int64_t j = 0; j < cols_; ++j) off[static_cast<size_t>(j)] = w(r)[j] - value(r, j);
-    out.error += form(off.data());
+    out.error += form(off.data() + r * cols_);
     out.energy += form(w(r));
   }
   return out;
+}
+
+// The sum of x H x^T over the panel's rows of x: the diagonal once, the moments above it twice.
+double PanelSolver::quadratic_forms(const float* x) const {
+  std::vector<double> totals(static_cast<size_t>(rows_));
+  const auto tile = std::make_unique<Tile>();
+  for (int64_t first = 0; first < cols_; first += kTile) {
+    const int64_t width = std::min(kTile, cols_ - first);
+    float sums[kRows][kTile] = {};
+    for (int64_t k = 0; k < first; k += kFeedbackBlock) {
+      const int64_t count = std::min(kFeedbackBlock, first - k);
+      const float* const from = tile->take(*hessian_, k, count, first, width);
+      for (int r = 0; r < rows_; ++r)
+        add_products(sums[r], width, x + r * cols_ + k, from, kTile, count);
+    }
+    const float* const from = tile->take(*hessian_, first, width, first, width);
+    for (int r = 0; r < rows_; ++r) {
+      const float* const v = x + r * cols_ + first;
+      for (int64_t j = 0; j < width; ++j) {
+        double tail = 2.0 * sums[r][j] + double{v[j]} * from[j * (kTile + 1)];
+        for (int64_t i = 0; i < j; ++i) tail += 2.0 * v[i] * from[i * kTile + j];
+        totals[static_cast<size_t>(r)] += v[j] * tail;
+      }
+    }
+  }
+  double sum = 0.0;
+  for (const double t : totals) sum += t;
+  return sum;
 }
 
 void PanelSolver::store(Grid& to) const {

@@ -34,7 +34,8 @@ class PanelSolver {
   // One round of descent on the exact error: the parameters of each unit, then its codes, then the
   // factors of super-blocks. Returns the share of the error that it removed.
   double improve();
-  QuadraticError measure(const float* moments, const float* mean_square) const;
+  // By the Hessian, else by `mean_square`, which may be nullptr.
+  QuadraticError measure(const float* mean_square) const;
   void store(Grid& to) const;
 
  private:
@@ -47,6 +48,7 @@ class PanelSolver {
   void improve_span(int64_t first, int64_t end);
   template <Alphabet::Kind kKind>
   void improve_codes(int r, int64_t first, int64_t end, int64_t from, int64_t to);
+  double quadratic_forms(const float* x) const;
   void start_descent();
   void refit_unit(int r, int64_t first, int64_t end, int64_t column);
   void refit_block(int r, int64_t first, int64_t end, int64_t column);
@@ -80,6 +82,7 @@ class PanelSolver {
   bool descending_ = false;
   double removed_ = 0.0;
   std::vector<float> w_, gradient_, moved_;
+  std::vector<float> moments_;  // [span, span]: of the columns that descent works on
   std::vector<uint8_t> codes_;
   std::vector<BlockParameters> blocks_;
   std::vector<Unit> units_;

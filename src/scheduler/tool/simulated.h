@@ -41,10 +41,11 @@ class Random {
   uint64_t next_ = 0;
 };
 
-// nullptr: none. Evictions act on groups without a window, which may have different budgets.
+// nullptr: none, as in models with states. Evictions act on groups without a window, which may have
+// different budgets.
 inline std::shared_ptr<const kv_cache::EvictionSchedule> random_eviction(
     Random& random, const kv_cache::BlockCache& cache) {
-  if (random.chance(60)) return nullptr;
+  if (random.chance(60) || cache.state_group() >= 0) return nullptr;
   kv_cache::EvictionSchedule schedule;
   schedule.rules.interval = random.in(0, 20);
   schedule.rules.in_prompt = schedule.rules.interval > 0 && random.chance(30);

@@ -1,82 +1,10 @@
 #include "scheduler/simulator.h"
 
 #include <algorithm>
-#include <map>
-#include <memory>
-#include <optional>
-#include <set>
-#include <vector>
 
-#include "scheduler/scheduler.h"
-#include "scheduler/tool/simulated.h"
+#include "scheduler/tool/simulation.h"
 
 namespace freshet::scheduler {
-namespace {
-
-using kv_cache::BlockCache;
-using kv_cache::BlockTable;
-using kv_cache::kBlockTokens;
-using kv_cache::kNoBlock;
-
-// A simulated client and its request.
-struct Client {
-  std::vector<int32_t> prompt;
-  int32_t max_tokens = 0;
-  int32_t samples = 1;
-  bool beams = false;
-  bool drafts = false;
-  uint64_t arrival_step = 0;
-  std::map<SequenceId, uint64_t> stream;  // which sample a sequence is
-  bool split = false;                     // samples were forked
-};
-
-class Simulation {
- public:
-  explicit Simulation(uint64_t seed) : random_(seed) {}
-  SimulationReport run();
-
- private:
-  static constexpr int32_t kVocab = 5;
-
-  void configure();
-  void evict(const Eviction& e);
-  void arrive();
-  void meddle();
-  void rob();
-  bool step();
-  bool check_admissions(const std::vector<std::pair<SequenceId, Rank>>& waiting_before,
-                        const Step& step);
-  bool check_step(const Step& step);
-  bool run_item(const StepItem& item);
-  std::vector<int32_t> follow(const Sequence& q, const StepItem& item, uint64_t stream,
-                              int32_t room);
-  bool advance(const StepItem& item);
-  bool advance_beams(Client& client, RequestId id);
-  bool end_sequence(SequenceId id, const Client& client);
-  int32_t next_token(const Sequence& s, uint64_t stream, std::span<const int32_t> more) const;
-  uint64_t* slots(int group, int32_t block) {
-    return contents_[static_cast<size_t>(group)].data() + static_cast<size_t>(block) * kBlockTokens;
-  }
-  bool fail(std::string what) {
-    if (report_.failure.empty()) report_.failure = fmt::format("step {}: {}", report_.steps, what);
-    return false;
-  }
-
-  Random random_;
-  SimulationReport report_;
-  BlockCache::Options cache_options_;
-  SchedulerOptions options_;
-  std::optional<BlockCache> cache_;
-  std::unique_ptr<Scheduler> scheduler_;
-  std::vector<std::vector<uint64_t>> contents_;  // [groups][blocks * kBlockTokens]
-  std::vector<BlockTable> thief_;
-  std::map<RequestId, Client> clients_;
-  std::vector<std::vector<int32_t>> families_;  // prefixes that prompts share
-  RequestId next_request_ = 1;
-  int64_t now_ = 1'000'000;
-  int64_t idle_steps_ = 0;
-  bool clock_jumps_ = false;
-};
 
 // ---- the world -------------------------------------------------------------------------------
 
@@ -111,11 +39,20 @@ void Simulation::configure() {
         full && (g == 0 || (g == 1 && two_full)) ? 0 : random_.one_of({1, 7, 16, 24, 40});
     cache_options_.groups.push_back(group);
   }
+  if (states_) {
+    cache_options_.groups.push_back({.kind = KvKind::kState});
+    options_.checkpoint_interval = random_.one_of({1, 16, 48, 512});
+    if (random_.chance(25))
+      cache_options_.groups.erase(cache_options_.groups.begin(), cache_options_.groups.end() - 1);
+  }
   cache_options_.share_prefixes = random_.chance(80);
   cache_options_.hash_seed = static_cast<uint64_t>(random_.in(0, 1 << 20));
   for (kv_cache::GroupConfig& group : cache_options_.groups) {
-    group.blocks = BlockCache::most_blocks(group.window, options_.max_model_len, chunk) +
-                   random_.one_of({0, 1, 3, 10, 60});
+    const int32_t least =
+        group.kind == KvKind::kState
+            ? 1
+            : BlockCache::most_blocks(group.window, options_.max_model_len, chunk);
+    group.blocks = least + random_.one_of({0, 1, 3, 10, 60});
   }
   cache_.emplace(cache_options_);
   for (const kv_cache::GroupConfig& group : cache_options_.groups) {
@@ -212,7 +149,8 @@ void Simulation::meddle() {
       };
       std::vector<int32_t> draft = grow({}, 80);  // right more often than not
       std::vector<std::vector<int32_t>> branches;
-      for (int b = random_.chance(60) ? random_.in(0, 4) : 0; b > 0; --b) {
+      const bool tree = !states_ && random_.chance(60);
+      for (int b = tree ? random_.in(0, 4) : 0; b > 0; --b) {
         const int32_t shared = random_.in(0, static_cast<int32_t>(draft.size()));
         branches.push_back(grow({draft.begin(), draft.begin() + shared}, 70));
       }
@@ -237,95 +175,6 @@ void Simulation::rob() {
       cache_->release(table);
     }
   }
-}
-
-// ---- the model -------------------------------------------------------------------------------
-
-int32_t Simulation::next_token(const Sequence& s, uint64_t stream,
-                               std::span<const int32_t> more) const {
-  uint64_t hash = 0;
-  for (const int32_t t : s.tokens) hash = extend(hash, t);
-  for (const int32_t t : more) hash = extend(hash, t);
-  return static_cast<int32_t>(mix(hash ^ (stream * 0x9E3779B9)) % kVocab);
-}
-
-// Writes the item's slots and verifies everything that its attention reads.
-bool Simulation::run_item(const StepItem& item) {
-  const Sequence& s = scheduler_->sequence(item.sequence);
-  std::vector<int32_t> tokens = s.tokens;
-  const auto known = static_cast<int32_t>(tokens.size());
-  const std::vector<int32_t>& draft = s.draft_of(item);
-  tokens.insert(tokens.end(), draft.begin(), draft.end());
-  if (item.first != s.computed) return fail("an item does not start where the sequence stands");
-  if (item.first + item.count > known + item.draft)
-    return fail("an item runs tokens that do not exist");
-  std::vector<uint64_t> hashes;
-  uint64_t hash = 0;
-  for (const int32_t t : tokens) hashes.push_back(hash = extend(hash, t));
-  const int32_t end = item.first + item.count;
-  for (int g = 0; g < cache_->groups(); ++g) {
-    const BlockTable& table = s.blocks_of(item);
-    const std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
-    const int32_t window = cache_->window(g);
-    const int32_t from = window == 0 ? 0 : std::max(0, item.first - window + 1);
-    const int32_t own = table.slots(g, item.first), evicted = item.first - own;
-    for (int32_t p = from; p < end - evicted; ++p) {
-      const auto block = static_cast<size_t>(p / kBlockTokens);
-      if (block >= ids.size() || ids[block] == kNoBlock) {
-        return fail(
-            fmt::format("sequence {} has no block for position {} in group {}", s.id, p, g));
-      }
-      uint64_t& slot = slots(g, ids[block])[p % kBlockTokens];
-      if (p >= own) slot = hashes[static_cast<size_t>(p + evicted)];
-    }
-  }
-  return true;
-}
-
-bool Simulation::check_step(const Step& step) {
-  if (step.tokens > options_.max_num_batched_tokens) return fail("the token budget is exceeded");
-  if (step.logit_rows > options_.max_logit_rows) return fail("too many rows of logits");
-  if (scheduler_->stats().running > options_.max_num_seqs) return fail("too many sequences run");
-  std::set<SequenceId> seen;
-  std::set<std::pair<SequenceId, int32_t>> paths;
-  std::optional<Rank> best;
-  for (const StepItem& item : step.items) {
-    if (item.count < 1 || !paths.emplace(item.sequence, item.branch).second)
-      return fail("an empty or doubled item");
-    if (seen.insert(item.sequence).second != (item.branch < 0))
-      return fail("a branch without its main path in front");
-    const Rank rank = scheduler_->sequence(item.sequence).rank;
-    if (!best || rank < *best) best = rank;
-  }
-  for (const SequenceId id : step.preempted) {
-    const Sequence& s = scheduler_->sequence(id);
-    if (seen.contains(id)) continue;  // it was resumed in the same step
-    if (s.state == State::kSuspended || step.items.empty()) continue;
-    if (s.rank < *best) return fail(fmt::format("sequence {} was preempted by a worse one", id));
-  }
-  // Everything that attention reads now must be what was computed for these very tokens.
-  for (const StepItem& item : step.items) {
-    const Sequence& s = scheduler_->sequence(item.sequence);
-    std::vector<int32_t> tokens = s.tokens;
-    const std::vector<int32_t>& draft = s.draft_of(item);
-    tokens.insert(tokens.end(), draft.begin(), draft.end());
-    std::vector<uint64_t> hashes;
-    for (const int32_t t : tokens) hashes.push_back(extend(hashes.empty() ? 0 : hashes.back(), t));
-    for (int g = 0; g < cache_->groups(); ++g) {
-      const std::vector<uint64_t> expected = expected_slots(s, g, item, hashes);
-      const int32_t window = cache_->window(g);
-      const int32_t from = window == 0 ? 0 : std::max(0, item.first - window + 1);
-      for (int32_t p = from; p < std::ssize(expected); ++p) {
-        const int32_t block =
-            s.blocks_of(item).ids[static_cast<size_t>(g)][static_cast<size_t>(p / kBlockTokens)];
-        if (slots(g, block)[p % kBlockTokens] != expected[static_cast<size_t>(p)]) {
-          return fail(fmt::format("sequence {} reads a wrong key at {} in group {} (block {})",
-                                  s.id, p, g, block));
-        }
-      }
-    }
-  }
-  return true;
 }
 
 // ---- what the engine would do ----------------------------------------------------------------
@@ -557,6 +406,7 @@ SimulationReport Simulation::run() {
   }
   if (!report_.failure.empty()) return report_;
   report_.cached_tokens = scheduler_->stats().cached_tokens;
+  if (states_) report_.cached_with_states = report_.cached_tokens;
   if (!scheduler_->idle()) fail("the scheduler keeps sequences that have ended");
   scheduler_->unpin_all();
   cache_->drop_idle();
@@ -566,8 +416,6 @@ SimulationReport Simulation::run() {
   }
   return report_;
 }
-
-}  // namespace
 
 SimulationReport& SimulationReport::operator+=(const SimulationReport& other) {
   if (failure.empty()) failure = other.failure;
@@ -579,10 +427,12 @@ SimulationReport& SimulationReport::operator+=(const SimulationReport& other) {
   expired += other.expired;
   preemptions += other.preemptions;
   cached_tokens += other.cached_tokens;
+  cached_with_states += other.cached_with_states;
   copies += other.copies;
   evictions += other.evictions;
   accepted_drafts += other.accepted_drafts;
   branch_tokens += other.branch_tokens;
+  kept_states += other.kept_states;
   refused_while_robbed += other.refused_while_robbed;
   return *this;
 }

@@ -1,0 +1,86 @@
+#include "cli/model_inputs.h"
+
+#include <cstring>
+
+#include "loader/safetensors.h"
+
+namespace freshet::cli {
+namespace {
+
+template <class T>
+int64_t whole_at(const uint8_t* data, int64_t i) {
+  T value;
+  std::memcpy(&value, data + static_cast<size_t>(i) * sizeof(T), sizeof(T));
+  return int64_t{value};
+}
+
+Result<std::vector<int32_t>> whole_numbers(const loader::TensorSource& t) {
+  if ((t.dtype != "I64" && t.dtype != "I32") || t.shape.size() != 1)
+    return invalid_argument("tensor '{}' must be a list of whole numbers (I64 or I32)", t.name);
+  std::vector<int32_t> out;
+  for (int64_t i = 0; i < t.shape[0]; ++i) {
+    const int64_t v =
+        t.dtype == "I64" ? whole_at<int64_t>(t.data, i) : whole_at<int32_t>(t.data, i);
+    if (v < 0 || v > INT32_MAX)
+      return invalid_argument("tensor '{}': {} is not a token id", t.name, v);
+    out.push_back(static_cast<int32_t>(v));
+  }
+  return out;
+}
+
+Status read_features(const loader::TensorSource& t, ModelInput& input) {
+  if (t.dtype != "F32" || t.shape.size() != 2)
+    return invalid_argument("tensor '{}' must be F32 [mel_bins, frames]", t.name);
+  input.mel_bins = t.shape[0];
+  input.frames = t.shape[1];
+  input.features.resize(static_cast<size_t>(t.elements()));
+  std::memcpy(input.features.data(), t.data, t.bytes);
+  return {};
+}
+
+// Input `i`; whether there is one.
+Result<bool> read_input(const loader::SafetensorsFile& file, size_t i, ModelInput& input) {
+  const auto find = [&](const char* name) { return file.find(fmt::format("{}_{}", name, i)); };
+  const loader::TensorSource* const ids = find("ids");
+  const loader::TensorSource* const features = find("input_features");
+  const loader::TensorSource* const decoder = find("decoder_ids");
+  if (ids == nullptr && features == nullptr) return false;
+  if (ids != nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(input.ids, whole_numbers(*ids));
+    if (input.ids.empty()) return invalid_argument("tensor '{}' is empty", ids->name);
+  }
+  if (const loader::TensorSource* const types = find("token_type_ids")) {
+    FRESHET_ASSIGN_OR_RETURN(input.token_type_ids, whole_numbers(*types));
+    if (input.token_type_ids.size() != input.ids.size()) {
+      return invalid_argument("'{}' has {} numbers for {} ids", types->name,
+                              input.token_type_ids.size(), input.ids.size());
+    }
+  }
+  if (features != nullptr) FRESHET_RETURN_IF_ERROR(read_features(*features, input));
+  if (decoder == nullptr) {
+    if (ids == nullptr) return invalid_argument("there is no tensor 'decoder_ids_{}'", i);
+    return true;
+  }
+  input.encoder_ids = std::move(input.ids);
+  FRESHET_ASSIGN_OR_RETURN(input.ids, whole_numbers(*decoder));
+  if (input.ids.empty()) return invalid_argument("tensor '{}' is empty", decoder->name);
+  return true;
+}
+
+}  // namespace
+
+Result<std::vector<ModelInput>> read_model_inputs(const std::string& path) {
+  FRESHET_ASSIGN_OR_RETURN(const auto file, loader::SafetensorsFile::open(path));
+  std::vector<ModelInput> inputs;
+  while (true) {
+    ModelInput input;
+    const auto found = read_input(file, inputs.size(), input);
+    if (!found.ok()) return found.status().with_context(path);
+    if (!*found) break;
+    inputs.push_back(std::move(input));
+  }
+  if (inputs.empty()) return invalid_argument("{}: there is no tensor 'ids_0'", path);
+  return inputs;
+}
+
+}  // namespace freshet::cli

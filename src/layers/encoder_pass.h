@@ -1,0 +1,48 @@
+// The encoder of an encoder-decoder: runs it on whole inputs, outside the decoder's batch.
+//
+// Inputs are texts, or log-mel features for encoders with a stem. As many as fit run together; an
+// output depends on its own input alone. Keys and values of the encoder's layers live in a cache of
+// its own, in F32, for one pass. Allocates in reserve() only, but for lists that grow to the
+// largest pass. Used by one thread.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "layers/decoder.h"
+
+namespace freshet {
+
+class EncoderPass {
+ public:
+  // `ends`: whose embedding is used where `weights` has none. Both may be nullptr for plans.
+  EncoderPass(std::shared_ptr<const ModelSpec> spec, std::shared_ptr<const ModelWeights> weights,
+              std::shared_ptr<const ModelWeights> ends, ops::Ops& ops);
+
+  int64_t positions() const;  // of a pass, at most
+  Decoder::Workspace workspace() const;
+  Status reserve();
+
+  // Called for each pass: its inputs are [first, first + batch.sequences()) of those given, and
+  // `states` are their outputs, one after the other. Valid during the call.
+  using Sink = FunctionRef<void(size_t first, const ForwardBatch& batch, const Matrix& states)>;
+  void run(std::span<const EncoderInput> inputs, Sink sink);
+
+ private:
+  size_t take(std::span<const EncoderInput> inputs);
+  void hear(std::span<const EncoderInput> inputs);
+  Matrix convolve(int which, const Matrix& columns, float* room) const;
+
+  std::shared_ptr<const ModelSpec> spec_;
+  std::shared_ptr<const ModelWeights> weights_;
+  ops::Ops& ops_;
+  Decoder decoder_;
+  KvStorage cache_;
+  ForwardBatch batch_;
+  std::vector<float> states_;   // [positions, hidden]
+  std::vector<float> columns_;  // of a convolution
+  std::vector<float> heard_, stream_;
+};
+
+}  // namespace freshet

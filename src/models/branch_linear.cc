@@ -1,0 +1,103 @@
+// Linear attention: gated delta nets and lightning attention.
+#include <cmath>
+
+#include "models/branch_loading.h"
+#include "models/dummy_maker.h"
+
+namespace freshet::models {
+namespace {
+
+using Order = std::vector<int64_t>;
+
+void append(Order& order, int64_t first, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) order.push_back(first + i);
+}
+
+// From rows that are stored key head by key head, each with parts of these sizes, to all heads'
+// rows of the first part, then of the second ...
+Order by_part(int64_t heads, std::initializer_list<int64_t> sizes) {
+  int64_t each = 0;
+  for (const int64_t size : sizes) each += size;
+  Order order;
+  int64_t first = 0;
+  for (const int64_t size : sizes) {
+    for (int64_t h = 0; h < heads; ++h) append(order, h * each + first, size);
+    first += size;
+  }
+  return order;
+}
+
+Status assemble_delta_net(WeightReader& reader, const DeltaNetSpec& s, int64_t hidden, int layer,
+                          DeltaNetWeights& out) {
+  const int64_t ratio = s.value_heads / s.key_heads, values = ratio * s.value_dim;
+  const int64_t conv = 2 * int64_t{s.keys()} + s.values();
+  FRESHET_RETURN_IF_ERROR(
+      reader.linear(out.qkvz, Role::kStateIn, layer, conv + s.values(), hidden, false,
+                    by_part(s.key_heads, {s.key_dim, s.key_dim, values, values})));
+  FRESHET_RETURN_IF_ERROR(reader.linear(out.ba, Role::kStateGates, layer,
+                                        2 * int64_t{s.value_heads}, hidden, false,
+                                        by_part(s.key_heads, {ratio, ratio})));
+  FRESHET_RETURN_IF_ERROR(assemble_conv(reader, layer, conv, s.taps, false, out.conv));
+  FRESHET_RETURN_IF_ERROR(assemble_decay(reader, layer, s.value_heads, 1, out.a));
+  FRESHET_RETURN_IF_ERROR(assemble_dt_bias(reader, layer, s.value_heads, out.dt_bias));
+  // This norm's weight is stored as it is, whatever the others are.
+  FRESHET_RETURN_IF_ERROR(
+      reader.vector(out.norm.weight, Role::kStateNorm, ".weight", layer, s.value_dim));
+  return reader.linear(out.out, Role::kStateOut, layer, hidden, s.values(), false);
+}
+
+Status make_delta_net(DummyMaker& maker, const DeltaNetSpec& s, int64_t hidden,
+                      DeltaNetWeights& out) {
+  const int64_t conv = 2 * int64_t{s.keys()} + s.values();
+  FRESHET_RETURN_IF_ERROR(
+      maker.linear(out.qkvz, "delta_net.qkvz", Role::kStateIn, conv + s.values(), hidden, false));
+  FRESHET_RETURN_IF_ERROR(maker.linear(out.ba, "delta_net.ba", Role::kStateGates,
+                                       2 * int64_t{s.value_heads}, hidden, false));
+  FRESHET_RETURN_IF_ERROR(make_conv(maker, conv, s.taps, false, out.conv));
+  FRESHET_RETURN_IF_ERROR(maker.vector(out.a, s.value_heads, -1.0f));
+  FRESHET_RETURN_IF_ERROR(maker.vector(out.dt_bias, s.value_heads, 0.0f));
+  FRESHET_RETURN_IF_ERROR(maker.norm(out.norm, s.norm, s.value_dim));
+  return maker.linear(out.out, "delta_net.out", Role::kStateOut, hidden, s.values(), false);
+}
+
+std::vector<float> decays(const LightningSpec& s) {
+  std::vector<float> out;
+  for (int h = 0; h < s.heads; ++h)
+    out.push_back(-s.slope_scale *
+                  std::exp2(-8.0f * static_cast<float>(h + 1) / static_cast<float>(s.heads)));
+  return out;
+}
+
+Status assemble_lightning(WeightReader& reader, const LightningSpec& s, int64_t hidden, int layer,
+                          LightningWeights& out) {
+  const int64_t inner = int64_t{s.heads} * s.head_dim, dim = s.head_dim;
+  FRESHET_RETURN_IF_ERROR(reader.linear(out.qkv, Role::kStateIn, layer, 3 * inner, hidden, false,
+                                        by_part(s.heads, {dim, dim, dim})));
+  FRESHET_RETURN_IF_ERROR(reader.linear(out.gate, Role::kStateGates, layer, inner, hidden, false));
+  FRESHET_RETURN_IF_ERROR(reader.store(out.decay, decays(s)));
+  FRESHET_RETURN_IF_ERROR(reader.norm(out.norm, Role::kStateNorm, s.norm, layer, inner));
+  return reader.linear(out.out, Role::kStateOut, layer, hidden, inner, false);
+}
+
+Status make_lightning(DummyMaker& maker, const LightningSpec& s, int64_t hidden,
+                      LightningWeights& out) {
+  const int64_t inner = int64_t{s.heads} * s.head_dim;
+  FRESHET_RETURN_IF_ERROR(
+      maker.linear(out.qkv, "lightning.qkv", Role::kStateIn, 3 * inner, hidden, false));
+  FRESHET_RETURN_IF_ERROR(
+      maker.linear(out.gate, "lightning.gate", Role::kStateGates, inner, hidden, false));
+  FRESHET_RETURN_IF_ERROR(maker.vector(out.decay, s.heads, -0.1f));
+  FRESHET_RETURN_IF_ERROR(maker.norm(out.norm, s.norm, inner));
+  return maker.linear(out.out, "lightning.out", Role::kStateOut, hidden, inner, false);
+}
+
+}  // namespace
+
+constinit const BranchLoading kDeltaNetLoading =
+    branch_loading<DeltaNetSpec, DeltaNetWeights, assemble_delta_net, make_delta_net>(
+        kAttentionNorms);
+constinit const BranchLoading kLightningLoading =
+    branch_loading<LightningSpec, LightningWeights, assemble_lightning, make_lightning>(
+        kAttentionNorms);
+
+}  // namespace freshet::models

@@ -1,0 +1,21 @@
+// Reads the heads of embedders and classifiers (layers/pooled_head.h).
+//
+// Embeddings: the pipeline of sentence-transformers (modules.json and the folders that it names,
+// config_sentence_transformers.json), or `pooling_type` of a GGUF file. Without either, encoders
+// pool by the mean and decoders by the last token, and vectors have length 1. Classifiers: the
+// weights of the ...ForSequenceClassification classes of transformers, or llama.cpp's "cls"
+// tensors. Errors name the file or the tensor.
+#pragma once
+
+#include "layers/pooled_head.h"
+#include "layers/spec.h"
+#include "loader/checkpoint.h"
+
+namespace freshet::models {
+
+// Whether the configuration names a class whose head gives scores.
+bool is_classifier(const json::Value& config);
+
+Result<PooledHeads> read_pooled_heads(const loader::Checkpoint& checkpoint, const ModelSpec& spec);
+
+}  // namespace freshet::models

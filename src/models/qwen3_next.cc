@@ -1,0 +1,73 @@
+#include "models/architectures.h"
+#include "models/decoder_config.h"
+#include "models/sparse_layers.h"
+#include "models/state_config.h"
+
+namespace freshet::models {
+namespace qwen3_next_model {
+
+ModelSpec spec(Config& c) {
+  ModelSpec s = decoder_spec(c, "qwen3_next",
+                             {.vocab = 151936,
+                              .hidden = 2048,
+                              .layers = 48,
+                              .heads = 16,
+                              .kv_heads = 2,
+                              .head_dim = 256,
+                              .ff = 5632,
+                              .context = 32768,
+                              .rope = {.partial = 0.25}});
+  const bool bias = c.flag({"attention_bias"}, false);
+  for (LayerSpec& layer : s.layers) {
+    AttentionSpec& a = layer.attention();
+    a.qk_norm = QkNorm::kHead;
+    a.output_gate = true;
+    a.qkv_bias = a.out_bias = bias;
+  }
+  MoeSpec moe;
+  moe.expert_ff = c.size({"moe_intermediate_size"}, 512);
+  moe.glu.activation = s.layers.front().mlp().activation;
+  moe.shared_ff = c.count({"shared_expert_intermediate_size"}, 512);
+  moe.shared_gate = moe.shared_ff > 0;
+  moe.routing.experts = c.size({"num_experts"}, 512);
+  moe.routing.top_k = c.size({"num_experts_per_tok"}, 10);
+  moe.routing.renormalize = c.flag({"norm_topk_prob"}, true);
+  set_experts(s, moe, sparse_layers(c));
+
+  DeltaNetSpec net;
+  net.key_heads = c.size({"linear_num_key_heads"}, 16);
+  net.value_heads = c.size({"linear_num_value_heads"}, 32);
+  net.key_dim = c.size({"linear_key_head_dim"}, 128);
+  net.value_dim = c.size({"linear_value_head_dim"}, 128);
+  net.taps = c.size({"linear_conv_kernel_dim"}, 4);
+  net.norm.eps = s.final_norm->eps;
+  const int interval = c.size({"full_attention_interval"}, 4);
+  std::vector<bool> attends = attention_layers(c, s, {"full_attention"}, {"linear_attention"});
+  if (!c.has("layer_types")) {
+    for (size_t i = 0; i < attends.size(); ++i)
+      attends[i] = (static_cast<int>(i) + 1) % interval == 0;
+  }
+  set_state_layers(s, net, [&](int layer) { return attends[static_cast<size_t>(layer)]; });
+  return s;
+}
+
+constexpr NameRule kNames[] = {
+    {Role::kStateIn, "model.layers.{}.linear_attn.in_proj_qkvz"},
+    {Role::kStateGates, "model.layers.{}.linear_attn.in_proj_ba"},
+    {Role::kStateConv, "model.layers.{}.linear_attn.conv1d"},
+    {Role::kStateA, "model.layers.{}.linear_attn.A_log"},
+    {Role::kStateDtBias, "model.layers.{}.linear_attn.dt_bias"},
+    {Role::kStateNorm, "model.layers.{}.linear_attn.norm"},
+    {Role::kStateOut, "model.layers.{}.linear_attn.out_proj"},
+};
+
+}  // namespace qwen3_next_model
+
+Architecture qwen3_next() {
+  return {.type = "qwen3_next",
+          .spec = qwen3_next_model::spec,
+          .names = qwen3_next_model::kNames,
+          .norms_less_one = true};
+}
+
+}  // namespace freshet::models

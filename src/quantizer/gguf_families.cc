@@ -1,0 +1,116 @@
+#include "quantizer/gguf_families.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+namespace freshet::quantizer {
+namespace {
+
+using models::Role;
+
+class FamilyKeys {
+ public:
+  FamilyKeys(const ModelSpec& spec, const std::string& architecture, loader::GgufWriter& out)
+      : spec_(spec), architecture_(architecture), out_(out) {}
+
+  // Which layers are local.
+  void windows() {
+    std::vector<uint8_t> local;
+    for (const LayerSpec& layer : spec_.layers) {
+      local.push_back(layer.attention().window > 0 ? 1 : 0);
+    }
+    if (std::ranges::count(local, 1) == 0) return;
+    loader::GgufValue value;
+    value.type = loader::GgufType::kBool;
+    value.is_array = true;
+    value.count = local.size();
+    value.raw = local;
+    out_.add_value(key("attention.sliding_window_pattern"), value);
+  }
+
+  Status experts() {
+    size_t dense = 0;
+    while (dense < spec_.layers.size() && spec_.layers[dense].find<MoeSpec>() == nullptr) ++dense;
+    for (size_t i = dense; i < spec_.layers.size(); ++i) {
+      if (spec_.layers[i].find<MoeSpec>() != nullptr) continue;
+      return unsupported("converting dense layers behind ones with experts is not supported");
+    }
+    if (dense == spec_.layers.size()) return {};
+    const MoeSpec& moe = *spec_.layers[dense].find<MoeSpec>();
+    const ops::Routing& r = moe.routing;
+    u32("leading_dense_block_count", static_cast<int64_t>(dense));
+    u32("expert_shared_count", moe.shared_ff / moe.expert_ff);
+    u32("expert_gating_func", r.score == ops::Routing::Score::kSigmoid ? 2 : 1);
+    out_.add_bool(key("expert_weights_norm"), r.renormalize);
+    out_.add_f32(key("expert_weights_scale"), r.scale);
+    if (architecture_ == "ernie4_5-moe") u32("interleave_moe_layer_step", 1);
+    if (r.groups == 1) return {};
+    u32("expert_group_count", r.groups);
+    u32("expert_group_used_count", r.top_groups);
+    return {};
+  }
+
+  // Readers know every fourth layer to be without RoPE.
+  Status ropes() const {
+    for (size_t i = 0; i < spec_.layers.size(); ++i) {
+      if ((spec_.layers[i].attention().rope >= 0) == ((i + 1) % 4 != 0)) continue;
+      return unsupported(
+          "'no_rope_layers' has no place in a GGUF file: only models in which every "
+          "fourth layer is without RoPE are converted");
+    }
+    return {};
+  }
+
+ private:
+  std::string key(std::string_view name) const { return architecture_ + "." + std::string(name); }
+  void u32(std::string_view name, int64_t v) { out_.add_u32(key(name), static_cast<uint32_t>(v)); }
+
+  const ModelSpec& spec_;
+  const std::string& architecture_;
+  loader::GgufWriter& out_;
+};
+
+}  // namespace
+
+Status add_family(const json::Value& config, const ModelSpec& spec, const std::string& architecture,
+                  loader::GgufWriter& out) {
+  const auto is = [&](std::initializer_list<std::string_view> names) {
+    return std::ranges::count(names, architecture) > 0;
+  };
+  FamilyKeys keys(spec, architecture, out);
+  if (is({"olmo2", "cohere2", "exaone4"})) keys.windows();
+  if (is({"glm4moe", "ernie4_5-moe", "minimax-m2", "olmoe"})) {
+    FRESHET_RETURN_IF_ERROR(keys.experts());
+  }
+  if (architecture == "smollm3") FRESHET_RETURN_IF_ERROR(keys.ropes());
+  if (architecture == "falcon" && !spec.layers.front().parallel) {
+    return unsupported("converting a falcon without 'parallel_attn' to GGUF is not supported");
+  }
+  if (architecture == "phimoe" && config.get_double("router_jitter_noise", 0.01) != 0.01) {
+    return unsupported("'router_jitter_noise' has no place in a GGUF file: it must be 0.01");
+  }
+  return {};
+}
+
+Status add_xielu(const models::WeightReader& reader, const ModelSpec& spec,
+                 loader::GgufWriter& out) {
+  const MlpSpec* const first = spec.layers.front().find<MlpSpec>();
+  if (first == nullptr || !first->xielu) return {};
+  const std::pair<Role, const char*> lists[] = {{Role::kXieluPositive, "xielu.alpha_p"},
+                                                {Role::kXieluNegative, "xielu.alpha_n"},
+                                                {Role::kXieluBeta, "xielu.beta"},
+                                                {Role::kXieluEps, "xielu.eps"}};
+  for (const auto& [role, key] : lists) {
+    std::vector<float> list;
+    for (int layer = 0; layer < std::ssize(spec.layers); ++layer) {
+      FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* t, reader.require(role, "", layer));
+      FRESHET_ASSIGN_OR_RETURN(const std::vector<float> value, reader.values(*t, 1));
+      list.push_back(value.front());
+    }
+    out.add_f32s(key, list);
+  }
+  return {};
+}
+
+}  // namespace freshet::quantizer

@@ -1,0 +1,308 @@
+// Encoder-decoders against transformers' outputs (tools/golden_seeded.py), and batch invariance:
+// alone, together, in chunks.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "backend/cpu/backend.h"
+#include "freshet/engine.h"
+#include "layers/model.h"
+#include "loader/checkpoint.h"
+#include "loader/safetensors.h"
+
+namespace freshet {
+namespace {
+
+constexpr int kTableStride = 64;  // blocks
+
+struct Translation {
+  std::vector<int32_t> ids, decoder_ids;
+  std::vector<float> features;
+  int64_t frames = 0;
+  std::vector<float> logits;  // [decoder_ids, vocab]
+};
+
+std::vector<int32_t> ids_of(const loader::TensorSource& t) {
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < t.elements(); ++i) {
+    int64_t id;
+    std::memcpy(&id, t.data + static_cast<size_t>(i) * sizeof id, sizeof id);
+    ids.push_back(static_cast<int32_t>(id));
+  }
+  return ids;
+}
+
+std::vector<float> floats_of(const loader::TensorSource& t) {
+  std::vector<float> values(static_cast<size_t>(t.elements()));
+  std::memcpy(values.data(), t.data, t.bytes);
+  return values;
+}
+
+std::string folder_of(const std::string& name) {
+  return std::string(FRESHET_UNPACKED_DATA) + "/seeded/" + name;
+}
+
+std::vector<Translation> translations(const std::string& name) {
+  auto file = loader::SafetensorsFile::open(folder_of(name) + "/golden.safetensors");
+  FRESHET_CHECK(file.ok(), "{}", file.status().message());
+  std::vector<Translation> all;
+  for (int i = 0; i < 8; ++i) {
+    const std::string number = std::to_string(i);
+    const auto* decoder = file->find("decoder_ids_" + number);
+    if (decoder == nullptr) continue;
+    Translation t;
+    t.decoder_ids = ids_of(*decoder);
+    t.logits = floats_of(*file->find("logits_" + number));
+    if (const auto* ids = file->find("ids_" + number)) t.ids = ids_of(*ids);
+    if (const auto* features = file->find("input_features_" + number)) {
+      t.features = floats_of(*features);
+      t.frames = features->shape[1];
+    }
+    all.push_back(std::move(t));
+  }
+  return all;
+}
+
+class Seq2seqRunner {
+ public:
+  Seq2seqRunner(const std::string& name, bool reference) : pool_(2, false) {
+    ops::OpsOptions options;
+    options.reference = reference;
+    ops_ = std::move(ops::Ops::create(pool_, cpu::kernels(), cpu::detect(), options)).value();
+    const auto checkpoint = loader::Checkpoint::open(folder_of(name));
+    FRESHET_CHECK(checkpoint.ok(), "{}", checkpoint.status().message());
+    auto model = load_model(*checkpoint, *ops_, {});
+    FRESHET_CHECK(model.ok(), "{}", model.status().message());
+    model_ = std::move(*model);
+    const Status reserved = model_->reserve(256, 256, 64);
+    FRESHET_CHECK(reserved.ok(), "{}", reserved.message());
+    type_ = reference ? ops::KvType::kF32 : ops::KvType::kF16;
+  }
+
+  // The logits of all positions of each, in steps of `chunk` tokens of every sequence.
+  std::vector<std::vector<float>> run(const std::vector<Translation>& all, int chunk) {
+    const KvCacheSpec spec = kv_cache_spec(model_->spec(), type_);
+    const auto blocks = static_cast<int32_t>(all.size()) * kTableStride;
+    const KvStorage cache =
+        std::move(KvStorage::allocate(spec, std::vector<int32_t>(spec.groups.size(), blocks)))
+            .value();
+    const auto vocab = static_cast<size_t>(model_->spec().vocab_size);
+    std::vector<std::vector<float>> logits(all.size());
+    for (int32_t done = 0; done < std::ssize(all.front().decoder_ids); done += chunk) {
+      ForwardBatch batch = batch_of(all, spec, done, chunk);
+      std::vector<float> rows(batch.logit_rows.size() * vocab);
+      model_->forward(batch, cache, {rows.data()});
+      const float* row = rows.data();
+      for (size_t s = 0; s < all.size(); ++s) {
+        const auto count =
+            static_cast<size_t>(batch.query_start[s + 1] - batch.query_start[s]) * vocab;
+        logits[s].insert(logits[s].end(), row, row + count);
+        row += count;
+      }
+    }
+    return logits;
+  }
+
+ private:
+  ForwardBatch batch_of(const std::vector<Translation>& all, const KvCacheSpec& spec, int32_t done,
+                        int chunk) {
+    ForwardBatch b;
+    b.query_start.push_back(0);
+    b.tables.resize(spec.groups.size());
+    for (BlockTables& table : b.tables) table.stride = kTableStride;
+    for (size_t s = 0; s < all.size(); ++s) {
+      const Translation& t = all[s];
+      const auto end = std::min<int32_t>(done + chunk, static_cast<int32_t>(t.decoder_ids.size()));
+      for (int32_t p = done; p < end; ++p) {
+        b.logit_rows.push_back(static_cast<int32_t>(b.token_ids.size()));
+        b.token_ids.push_back(t.decoder_ids[static_cast<size_t>(p)]);
+        b.positions.push_back(p);
+      }
+      b.query_start.push_back(static_cast<int32_t>(b.token_ids.size()));
+      b.context_len.push_back(end);
+      EncoderInput input;
+      input.sequence = static_cast<int>(s);
+      input.ids = t.ids;
+      input.features = t.features.data();
+      input.frames = t.frames;
+      if (done == 0) b.encoder_inputs.push_back(input);
+      for (size_t g = 0; g < spec.groups.size(); ++g) {
+        for (int32_t i = 0; i < kTableStride; ++i)
+          b.tables[g].ids.push_back(static_cast<int32_t>(s) * kTableStride + i);
+        if (spec.groups[g].cross == 0) continue;
+        const int64_t length = t.ids.empty() ? (t.frames + 1) / 2 : std::ssize(t.ids);
+        b.tables[g].context_len.push_back(static_cast<int32_t>(length));
+      }
+    }
+    return b;
+  }
+
+  ThreadPool pool_;
+  std::unique_ptr<ops::Ops> ops_;
+  std::unique_ptr<Model> model_;
+  ops::KvType type_ = ops::KvType::kF32;
+};
+
+class Seq2seqGolden : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Seq2seqGolden, LogitsAreThoseOfTransformers) {
+  const std::vector<Translation> all = translations(GetParam());
+  ASSERT_FALSE(all.empty());
+  for (const bool reference : {true, false}) {
+    Seq2seqRunner runner(GetParam(), reference);
+    for (const Translation& t : all) {
+      const std::vector<float> got = runner.run({t}, 64)[0];
+      ASSERT_EQ(got.size(), t.logits.size());
+      float largest = 0, worst = 0;
+      for (size_t i = 0; i < got.size(); ++i) {
+        largest = std::max(largest, std::fabs(t.logits[i]));
+        const float off = std::fabs(got[i] - t.logits[i]);
+        if (!(off <= worst)) worst = off;
+      }
+      EXPECT_LE(worst, (reference ? 2e-4f : 1e-2f) * largest) << (reference ? "reference" : "fast");
+    }
+  }
+}
+
+TEST_P(Seq2seqGolden, TheBatchChangesNoBit) {
+  std::vector<Translation> all = translations(GetParam());
+  all.push_back(all.front());
+  std::reverse(all.back().decoder_ids.begin() + 1, all.back().decoder_ids.end());
+  if (!all.back().ids.empty()) all.back().ids.resize(all.back().ids.size() - 2);
+  for (const bool reference : {true, false}) {
+    Seq2seqRunner runner(GetParam(), reference);
+    for (const int chunk : {64, 1, 5}) {
+      const auto together = runner.run(all, chunk);
+      for (size_t s = 0; s < all.size(); ++s) {
+        const std::vector<float> alone = runner.run({all[s]}, 64)[0];
+        ASSERT_EQ(together[s].size(), alone.size());
+        EXPECT_EQ(std::memcmp(together[s].data(), alone.data(), alone.size() * sizeof(float)), 0)
+            << "sequence " << s << " in chunks of " << chunk;
+      }
+    }
+  }
+}
+
+// The engine: the greedy texts of transformers, for requests that run together, with several
+// samples, and with so little cache that they wait for and preempt each other.
+class Seq2seqEngine : public ::testing::TestWithParam<const char*> {
+ protected:
+  struct Written {
+    std::vector<std::vector<int32_t>> samples;
+    int prompt_tokens = 0;
+    int preemptions = 0;
+  };
+  std::unique_ptr<Engine> load(const EngineOptions& changes) {
+    EngineOptions options = changes;
+    options.model = folder_of(GetParam());
+    options.threads = 2;
+    options.max_model_len = 64;
+    auto engine = Engine::load(options);
+    EXPECT_TRUE(engine.ok()) << engine.status().message();
+    return engine.ok() ? std::move(*engine) : nullptr;
+  }
+  static Request request_of(const Translation& t, int samples, int tokens) {
+    Request r;
+    r.prompt = t.features.empty() ? t.ids : std::vector<int32_t>{t.decoder_ids.front()};
+    r.features = t.features;
+    r.frames = t.frames;
+    r.params.temperature = samples > 1 ? 1.0f : 0.0f;
+    r.params.n = samples;
+    r.params.seed = 5;
+    r.params.max_tokens = tokens;
+    r.params.ignore_eos = true;
+    return r;
+  }
+  // What all of them write, submitted at once.
+  static std::vector<Written> write(Engine& engine, std::vector<Request> requests) {
+    std::vector<Written> written(requests.size());
+    std::vector<std::promise<void>> done(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) {
+      Request& r = requests[i];
+      written[i].samples.resize(static_cast<size_t>(r.params.n));
+      r.on_delta = [&, i](const Delta& d) {
+        auto& ids = written[i].samples[static_cast<size_t>(d.index)];
+        ids.insert(ids.end(), d.ids.begin(), d.ids.end());
+      };
+      r.on_done = [&, i](const Usage& usage) {
+        written[i].prompt_tokens = usage.prompt_tokens;
+        written[i].preemptions = usage.preemptions;
+        done[i].set_value();
+      };
+      EXPECT_TRUE(engine.submit(std::move(r)).ok());
+    }
+    for (auto& one : done) one.get_future().wait();
+    return written;
+  }
+};
+
+TEST_P(Seq2seqEngine, WritesTheSameWhateverElseRuns) {
+  const std::vector<Translation> all = translations(GetParam());
+  const auto engine = load({});
+  ASSERT_NE(engine, nullptr);
+  std::vector<Request> requests;
+  for (int i = 0; i < 12; ++i) {
+    Translation t = all[static_cast<size_t>(i) % all.size()];
+    if (!t.ids.empty()) t.ids.resize(t.ids.size() - static_cast<size_t>(i) / 3);
+    for (float& f : t.features) f *= 1.0f - 0.02f * static_cast<float>(i);
+    requests.push_back(request_of(t, 1 + i % 3, 20 + i));
+  }
+  std::vector<Written> alone;
+  for (const Request& r : requests) alone.push_back(write(*engine, {r})[0]);
+  const std::vector<Written> together = write(*engine, requests);
+  EngineOptions small;
+  small.max_num_seqs = 4;
+  // Room for one or two of the encoder's longest outputs; T5's is 2,048 positions.
+  small.kv_cache_memory = size_t{GetParam() == std::string("t5") ? 1100u : 96u} << 10;
+  small.max_num_batched_tokens = 16;
+  const auto tight = load(small);
+  ASSERT_NE(tight, nullptr);
+  const std::vector<Written> squeezed = write(*tight, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(alone[i].samples[0].size(), 20 + i);
+    EXPECT_EQ(together[i].samples, alone[i].samples) << "request " << i;
+    EXPECT_EQ(squeezed[i].samples, alone[i].samples) << "request " << i;
+  }
+}
+
+TEST_P(Seq2seqEngine, RefusesWhatItCannotRead) {
+  const std::vector<Translation> all = translations(GetParam());
+  const auto engine = load({});
+  ASSERT_NE(engine, nullptr);
+  Request embed = request_of(all.front(), 1, 4);
+  embed.pooling = Pooling::kMean;
+  EXPECT_TRUE(engine->check(embed).has_value());
+  Request other = request_of(all.front(), 1, 4);
+  if (other.frames > 0) {
+    other.frames = 0;
+    other.features.clear();
+  } else {
+    other.frames = 4;
+    other.features.assign(4 * 80, 0.0f);
+  }
+  EXPECT_TRUE(engine->check(other).has_value());
+  Request longer = request_of(all.front(), 1, 4);
+  if (longer.frames > 0) {
+    longer.frames = 1 << 12;
+    longer.features.assign(static_cast<size_t>(longer.frames) * 80, 0.0f);
+  } else {
+    longer.prompt.assign(1 << 12, 5);
+  }
+  EXPECT_TRUE(engine->check(longer).has_value());
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Seq2seqEngine, ::testing::Values("t5", "bart", "whisper"),
+                         [](const auto& info) { return std::string(info.param); });
+
+INSTANTIATE_TEST_SUITE_P(Models, Seq2seqGolden, ::testing::Values("t5", "bart", "whisper"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace freshet
