@@ -25,7 +25,7 @@ std::string error_of(const KvCacheSpec& cache, const char* json) {
 }
 
 constexpr const char* kH2oOf32 = R"({"policy": "h2o", "budget": 32})";
-constexpr const char* kPyramidOf32 = R"({"policy": "pyramidkv", "budget": 32})";
+constexpr const char* kPyramidOf64 = R"({"policy": "pyramidkv", "budget": 64})";
 
 TEST(EvictionSchedule, LayersWithAWindowOrChunksKeepTheirKeys) {
   const KvCacheSpec cache = cache_of({{0, {0, 3}}, {128, {1}}, {0, {2}, 64}});
@@ -38,10 +38,10 @@ TEST(EvictionSchedule, LayersWithAWindowOrChunksKeepTheirKeys) {
 
 TEST(EvictionSchedule, BudgetsByLayerNeedGroupsByLayer) {
   const KvCacheSpec cache = cache_of({{0, {0, 1, 3}}, {128, {2}}});
-  EXPECT_NE(error_of(cache, kPyramidOf32).find("a server started with"), std::string::npos);
+  EXPECT_NE(error_of(cache, kPyramidOf64).find("a server started with"), std::string::npos);
   const KvCacheSpec by_layer = group_by_layer(cache);
   ASSERT_EQ(by_layer.groups.size(), 4u);
-  const auto policy = kv_cache::make_retention(kPyramidOf32);
+  const auto policy = kv_cache::make_retention(kPyramidOf64);
   ASSERT_TRUE(policy.ok());
   const auto schedule = eviction_schedule(**policy, by_layer);
   ASSERT_TRUE(schedule.ok()) << schedule.status().message();
