@@ -29,6 +29,17 @@ ops::AttentionBatch batch_of(const Step& step, int cache_layer) {
   return batch;
 }
 
+std::span<const ops::ScoredQueries> scored_of(const Step& step, int cache_layer,
+                                              std::vector<ops::ScoredQueries>& room) {
+  room.clear();
+  for (const ScoredTokens& tokens : step.batch.scored) {
+    kv_cache::KeyScores::Layer& layer = tokens.scores->layers[static_cast<size_t>(cache_layer)];
+    if (layer.sums.empty()) continue;
+    room.push_back({tokens.sequence, tokens.queries, layer.sums.data(), layer.stride});
+  }
+  return room;
+}
+
 ops::StateView states_of(const Step& step, int cache_layer) {
   return step.cache.states(cache_layer);
 }
@@ -96,6 +107,8 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
     }
     all.attend.o = product_of(w.out, into);
   }
+  std::vector<ops::ScoredQueries> scored;
+  if (attends) all.attend.scored = scored_of(step, cache_layer, scored);
   if (!attends || !spec.output_gate) return step.ops.qkv_attention(all);
   const Matrix gate = step.arena.matrix(tokens, all.attend.out.cols);
   const ops::Product gates[] = {product_of(w.gate, gate)};

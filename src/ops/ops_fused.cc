@@ -64,6 +64,7 @@ void Ops::attend(const Attend& a) {
   if (Device* d = device(); d != nullptr && impl_->hooks == nullptr && d->attend(a)) return;
   heads(a.heads);
   attention(a.out, a.heads.q.x, a.heads.cache, a.heads.batch, a.params);
+  if (!a.scored.empty()) key_scores(a.heads.q.x, a.heads.cache, a.heads.batch, a.params, a.scored);
   if (present(a.o)) matmul(a.out, {&a.o, 1});
 }
 
@@ -118,6 +119,7 @@ void Ops::latent_attention(const LatentAttention& l) {
   if (!attends) return;
   matmul_heads(l.q.out, l.q_absorb, l.absorbed);
   attention(l.mixed, l.absorbed, l.cache, l.batch, l.params);
+  if (!l.scored.empty()) key_scores(l.absorbed, l.cache, l.batch, l.params, l.scored);
   matmul_heads(l.mixed, l.v_up, l.values);
   matmul(l.values, {&l.o, 1});
 }
