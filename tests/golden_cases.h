@@ -54,6 +54,7 @@ inline std::vector<Case> read_cases(const std::string& name,
     const loader::TensorSource* ids = file->find("ids_" + number);
     if (ids == nullptr) continue;
     const loader::TensorSource* logits = file->find("logits_" + number);
+    if (logits == nullptr) continue;  // no decoder
     Case c{read_ids(*ids), std::vector<float>(static_cast<size_t>(logits->elements())),
            read_ids(*file->find("greedy_" + number))};
     std::memcpy(c.logits.data(), logits->data, logits->bytes);

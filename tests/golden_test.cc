@@ -143,6 +143,115 @@ TEST_P(GoldenVariant, ReferencePathMatchesTransformers) {
 INSTANTIATE_TEST_SUITE_P(Models, GoldenVariant, ::testing::ValuesIn(models(variants_directory())),
                          test_name);
 
+// Models whose weights are a formula (tools/golden_seeded.py). Only those with logits for ids alone
+// are decoders.
+std::string seeded_directory() {
+  return FRESHET_UNPACKED_DATA "/seeded/";
+}
+
+std::vector<std::string> seeded_decoders() {
+  std::vector<std::string> names;
+  for (const std::string& name : models(seeded_directory())) {
+    const auto file =
+        loader::SafetensorsFile::open(seeded_directory() + name + "/golden.safetensors");
+    FRESHET_CHECK(file.ok(), "{}", file.status().message());
+    bool ids_alone = false;
+    for (int i = 0; i < 8; ++i) {
+      const std::string number = std::to_string(i);
+      if (file->find("logits_" + number) != nullptr) {
+        ids_alone = file->find("decoder_ids_" + number) == nullptr &&
+                    file->find("pixel_values_" + number) == nullptr;
+      }
+    }
+    if (ids_alone) names.push_back(name);
+  }
+  return names;
+}
+
+// How many rows of `want` are farther than the tolerance from those of `got`.
+int64_t rows_off(const std::vector<float>& got, const std::vector<float>& want, size_t rows,
+                 float tolerance) {
+  const size_t cols = want.size() / rows;
+  const float allowed = tolerance * largest(want);
+  int64_t off = 0;
+  for (size_t row = 0; row < rows; ++row) {
+    bool near = true;
+    for (size_t i = row * cols; i < (row + 1) * cols; ++i) {
+      near = near && std::fabs(got[i] - want[i]) <= allowed;
+    }
+    off += near ? 0 : 1;
+  }
+  return off;
+}
+
+class GoldenSeeded : public ::testing::TestWithParam<std::string> {
+ protected:
+  std::unique_ptr<Runner> open_seeded(bool reference) {
+    Runner::Options options;
+    options.reference = reference;
+    options.kv = reference ? ops::KvType::kF32 : ops::KvType::kF16;
+    options.context = 256;
+    auto runner = Runner::open(seeded_directory() + GetParam(), options);
+    EXPECT_TRUE(runner.ok()) << runner.status().message();
+    return runner.ok() ? std::move(*runner) : nullptr;
+  }
+  std::vector<Case> cases() { return read_cases(GetParam(), seeded_directory()); }
+};
+
+TEST_P(GoldenSeeded, ReferencePathMatchesTransformers) {
+  const auto runner = open_seeded(true);
+  ASSERT_NE(runner, nullptr);
+  ASSERT_FALSE(cases().empty());
+  for (const Case& c : cases()) {
+    // transformers takes length-dependent frequencies from the sequence it is given.
+    const auto length = static_cast<int64_t>(c.ids.size());
+    ASSERT_TRUE(runner->model().reserve(length, length, length).ok());
+    expect_close(runner->run({c.ids}, 0)[0], c.logits, 2e-4f, GetParam());
+  }
+}
+
+// If two experts score almost equally, a router may select the other one at some position.
+TEST_P(GoldenSeeded, FastPathIsNearTransformers) {
+  const auto runner = open_seeded(false);
+  ASSERT_NE(runner, nullptr);
+  const bool experts = std::ranges::any_of(runner->model().spec().layers, [](const LayerSpec& l) {
+    return l.find<MoeSpec>() != nullptr;
+  });
+  for (const Case& c : cases()) {
+    const size_t rows = c.ids.size();
+    const auto length = static_cast<int64_t>(rows);
+    ASSERT_TRUE(runner->model().reserve(length, length, length).ok());
+    EXPECT_LE(rows_off(runner->run({c.ids}, 0)[0], c.logits, rows, 1e-2f),
+              experts ? (length + 19) / 20 : 0)
+        << GetParam();
+  }
+}
+
+TEST_P(GoldenSeeded, GreedyContinuationsAreTheSame) {
+  const auto runner = open_seeded(true);
+  ASSERT_NE(runner, nullptr);
+  for (const Case& c : cases()) {
+    const auto length = static_cast<int64_t>(c.ids.size() + c.greedy.size());
+    ASSERT_TRUE(runner->model().reserve(length, length, length).ok());
+    std::vector<float> margins;
+    const Ids got = runner->greedy(c.ids, static_cast<int>(c.greedy.size()), &margins);
+    for (size_t i = 0; i < got.size() && margins[i] > 1e-3f; ++i) {
+      ASSERT_EQ(got[i], c.greedy[i]) << "after " << i << " tokens";
+    }
+  }
+}
+
+TEST_P(GoldenSeeded, TheBatchChangesNoBit) {
+  for (const bool reference : {true, false}) {
+    const auto runner = open_seeded(reference);
+    ASSERT_NE(runner, nullptr);
+    expect_batch_changes_no_bit(*runner, cases(), reference ? "reference" : "fast");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GoldenSeeded, ::testing::ValuesIn(seeded_decoders()), test_name);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GoldenSeeded);
+
 // The same weights in the layout of llama.cpp's converter.
 std::string gguf_directory() {
   return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden-gguf/";

@@ -369,5 +369,58 @@ TEST_P(AttentionConformance, TheBatchNeverChangesAResult) {
   }
 }
 
+// A query that attends to [first, end) is the last token of a sequence of `end` tokens with a
+// window of end - first, bit for bit. Ranges may end behind the query, and start in front of its
+// window.
+TEST_P(AttentionConformance, RangesAreWindowsOfOtherSequences) {
+  ThreadPool pool(2, false), many(7, false);
+  std::mt19937 rng(3);
+  uint32_t seed = 3;
+  for (AttentionCase c : cases::attention_cases()) {
+    if (!supported(GetParam(), c.shape)) continue;
+    SCOPED_TRACE(c.name());
+    c.window = 0;
+    Problem p(c, seed += 10);
+    const auto o = p.make(pool, GetParam()), shared = p.make(many, GetParam());
+    Guarded memory(c.shape.block_bytes() * static_cast<size_t>(p.blocks));
+    const ops::KvView cache{c.shape, memory.data(), p.blocks};
+    p.fill(*o, cache);
+    const int64_t q_cols = int64_t{c.heads} * c.shape.key_dim;
+    const int64_t out_cols = int64_t{c.heads} * c.shape.value_dim;
+    const auto run = [&](ops::Ops& ops, const AttentionBatch& batch, int64_t first, int64_t count,
+                         float* out) {
+      ops.attention({out, count, out_cols, out_cols}, p.rows_of(p.queries, first, count, q_cols),
+                    cache, batch, p.params);
+    };
+    std::vector<ops::KeyRange> ranges;
+    std::vector<int32_t> starts = {0}, contexts;
+    std::vector<float> want(p.out_floats()), got(p.out_floats());
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      const int32_t context = c.sequences[s].context, queries = c.sequences[s].queries;
+      std::vector<int32_t> ends(static_cast<size_t>(queries)), firsts = ends;
+      for (int32_t& end : ends) end = 1 + static_cast<int32_t>(rng() % context);
+      std::sort(ends.begin(), ends.end());
+      for (int32_t& first : firsts) first = static_cast<int32_t>(rng() % ends.front());
+      std::sort(firsts.begin(), firsts.end());
+      contexts.push_back(context);
+      starts.push_back(starts.back() + queries);
+      for (size_t q = 0; q < ends.size(); ++q) {
+        ranges.push_back({firsts[q], ends[q]});
+        const int32_t one[] = {0, 1};
+        const int64_t row = starts[s] + static_cast<int64_t>(q);
+        p.params.window = ends[q] - firsts[q];
+        run(*o,
+            {one, {&ends[q], 1}, p.tables.data() + static_cast<int64_t>(s) * p.stride, p.stride},
+            row, 1, want.data() + row * out_cols);
+      }
+    }
+    p.params.window = 0;
+    for (ops::Ops* ops : {o.get(), shared.get()}) {
+      run(*ops, {starts, contexts, p.tables.data(), p.stride, ranges}, 0, p.tokens, got.data());
+      ASSERT_EQ(0, std::memcmp(want.data(), got.data(), want.size() * sizeof(float)));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace freshet

@@ -19,6 +19,8 @@ namespace freshet {
 struct KvGroup {
   int window = 0;           // 0: full attention
   std::vector<int> layers;  // of the cache, ascending
+  int chunk = 0;            // > 0: a token sees no token of another chunk of this many positions
+  bool two_way = false;     // a token also sees those behind it (within `window`, if there is one)
 };
 
 // The layout of a model's cache: a shape for each layer of the cache, and the groups.

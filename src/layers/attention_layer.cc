@@ -23,7 +23,10 @@ ops::Product product_of(const Linear& linear, const Into& into) {
 }
 
 ops::AttentionBatch batch_of(const Step& step, int cache_layer) {
-  return step.batch.attention(step.cache.group_of(cache_layer));
+  const int group = step.cache.group_of(cache_layer);
+  ops::AttentionBatch batch = step.batch.attention(group);
+  batch.ranges = step.key_ranges[static_cast<size_t>(group)];
+  return batch;
 }
 
 const RopeSpec* rope_of(const Step& step, int rope) {
@@ -116,8 +119,16 @@ struct GqaKind {
                     const ops::Input& in) {
     gqa_store(step, spec, w, cache_layer, in);
   }
+  static Status supported(const Spec& spec, const ops::Device& device) {
+    if (!spec.two_way && spec.chunk == 0) return {};
+    return unsupported("{} has no attention {}; use the CPU", device.name(),
+                       spec.two_way ? "in both directions" : "in chunks");
+  }
   static BranchCache cache(const Spec& spec, ops::KvType type) {
-    return {{type, spec.kv_heads, spec.head_dim, spec.value_dim, false}, spec.window};
+    return {{type, spec.kv_heads, spec.head_dim, spec.value_dim, false},
+            spec.window,
+            spec.chunk,
+            spec.two_way};
   }
   static int64_t stored_outputs(const Spec& spec) {
     return int64_t{spec.kv_heads} * (spec.head_dim + spec.value_dim);
@@ -139,11 +150,18 @@ struct GqaKind {
                               a.value_dim);
     }
     if (a.window < 0) return invalid_argument("layer {}: sliding window of {}", layer, a.window);
+    if (a.chunk < 0 || (a.chunk > 0 && (a.window > 0 || a.two_way))) {
+      return invalid_argument("layer {}: attention in chunks of {} with a window or both ways",
+                              layer, a.chunk);
+    }
     return validate_rotation(model, a.rope, a.head_dim, layer);
   }
   static std::string describe(const Spec& a) {
     return fmt::format("{} heads of {} over {} for keys and values{}{}", a.heads, a.head_dim,
-                       a.kv_heads, describe_attention_options(a.window, a.sinks, a.rope),
+                       a.kv_heads,
+                       describe_attention_options(a.window, a.sinks, a.rope) +
+                           (a.chunk > 0 ? fmt::format(", chunks of {}", a.chunk) : "") +
+                           (a.two_way ? ", both directions" : ""),
                        a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "");
   }
   static void fields(const Spec& a, json::Object& to) {
@@ -152,6 +170,8 @@ struct GqaKind {
     to["kv_heads"] = a.kv_heads;
     to["head_dim"] = a.head_dim;
     to["window"] = a.window;
+    if (a.chunk > 0) to["chunk"] = a.chunk;
+    if (a.two_way) to["two_way"] = true;
   }
 };
 

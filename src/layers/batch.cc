@@ -1,6 +1,31 @@
 #include "layers/batch.h"
 
+#include <algorithm>
+
 namespace freshet {
+
+void find_key_ranges(const ForwardBatch& batch, int group, const KvGroup& kind,
+                     std::vector<ops::KeyRange>& ranges) {
+  ranges.clear();
+  if (kind.chunk == 0 && !kind.two_way && batch.visible_end.empty()) return;
+  const std::vector<int32_t>& slots = batch.slots(group);
+  for (size_t s = 0; s < slots.size(); ++s) {
+    const int32_t start = batch.query_start[s], end = batch.query_start[s + 1];
+    for (int32_t token = start; token < end; ++token) {
+      const int32_t position = slots[s] - (end - token);
+      ops::KeyRange range{0, kind.two_way ? slots[s] : position + 1};
+      if (!batch.visible_end.empty()) {
+        range.end = std::max(range.end, batch.visible_end[static_cast<size_t>(token)]);
+      }
+      if (kind.chunk > 0) range.first = position / kind.chunk * kind.chunk;
+      if (kind.window > 0) {
+        range.first = std::max(0, position - kind.window + 1);
+        if (kind.two_way) range.end = std::min(slots[s], position + kind.window);
+      }
+      ranges.push_back(range);
+    }
+  }
+}
 
 bool take_logit_rows(const ForwardBatch& batch, std::span<const int> groups, ForwardBatch& to) {
   const std::vector<int32_t>& rows = batch.logit_rows;
@@ -9,10 +34,12 @@ bool take_logit_rows(const ForwardBatch& batch, std::span<const int> groups, For
   to.positions.clear();
   to.query_start.assign(1, 0);
   to.context_len.clear();
+  to.visible_end.clear();
   to.tables.resize(batch.tables.size());
   for (const int group : groups) {
     BlockTables& table = to.tables[static_cast<size_t>(group)];
     table.ids.clear();
+    table.context_len.clear();
     table.stride = batch.tables[static_cast<size_t>(group)].stride;
   }
   auto row = rows.begin();
@@ -22,6 +49,9 @@ bool take_logit_rows(const ForwardBatch& batch, std::span<const int> groups, For
     for (; row != rows.end() && *row < end; ++row) {
       to.token_ids.push_back(batch.token_ids[static_cast<size_t>(*row)]);
       to.positions.push_back(batch.positions[static_cast<size_t>(*row)]);
+      if (!batch.visible_end.empty()) {
+        to.visible_end.push_back(batch.visible_end[static_cast<size_t>(*row)]);
+      }
     }
     if (row == first) continue;
     if (*first != end - (row - first)) return false;
@@ -32,6 +62,7 @@ bool take_logit_rows(const ForwardBatch& batch, std::span<const int> groups, For
       BlockTables& table = to.tables[static_cast<size_t>(group)];
       const auto ids = from.ids.begin() + static_cast<int64_t>(s) * from.stride;
       table.ids.insert(table.ids.end(), ids, ids + from.stride);
+      if (!from.context_len.empty()) table.context_len.push_back(from.context_len[s]);
     }
   }
   return true;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kv_cache/kv_storage.h"
 #include "ops/attention.h"
 #include "ops/sample.h"
 
@@ -21,6 +22,9 @@ constexpr int64_t kTablePiece = 64;  // strides of tables are multiples of it: f
 struct BlockTables {
   std::vector<int32_t> ids;  // [sequences, stride]; -1 where there is no block (any more)
   int64_t stride = 0;
+  // Empty, or [sequences]: how many slots each sequence has in this group after the step, if that
+  // is not its number of tokens.
+  std::vector<int32_t> context_len;
 };
 
 struct ForwardBatch {
@@ -32,8 +36,11 @@ struct ForwardBatch {
   std::vector<int32_t> query_start;  // [sequences + 1]
   std::vector<int32_t> context_len;  // [sequences], this step's tokens included
   std::vector<BlockTables> tables;   // [groups]
-  std::vector<int32_t> logit_rows;   // tokens whose logits are wanted, ascending
-  std::vector<uint8_t> best_only;  // empty, or [logit_rows]; 1: only the argmax of the row is used
+  // Empty, or [tokens]: positions up to this one, exclusively, are visible to the token although
+  // they may lie behind it. The tokens of an image have the image's end here.
+  std::vector<int32_t> visible_end;
+  std::vector<int32_t> logit_rows;  // tokens whose logits are wanted, ascending
+  std::vector<uint8_t> best_only;   // empty, or [logit_rows]; 1: only the argmax of the row is used
   // Empty, or the sampling descriptors of ops/sample.h: how to sample from each row of logits.
   std::vector<int32_t> samples;
   // For draft heads (FeatureSpec): [tokens, features], the target's features of each token, or
@@ -50,9 +57,18 @@ struct ForwardBatch {
   }
   ops::AttentionBatch attention(int group) const {
     const BlockTables& t = tables[static_cast<size_t>(group)];
-    return {query_start, context_len, t.ids.data(), t.stride};
+    return {query_start, slots(group), t.ids.data(), t.stride};
+  }
+  const std::vector<int32_t>& slots(int group) const {
+    const BlockTables& t = tables[static_cast<size_t>(group)];
+    return t.context_len.empty() ? context_len : t.context_len;
   }
 };
+
+// What each token attends to in a group of the cache; empty if that is itself and the tokens before
+// it, or those within the group's window.
+void find_key_ranges(const ForwardBatch& batch, int group, const KvGroup& kind,
+                     std::vector<ops::KeyRange>& ranges);
 
 // Makes `to` a batch of the rows that need logits: queries at the ends of the same contexts, whose
 // keys and values the whole batch stores. It has the block tables of `groups` only. Returns false,

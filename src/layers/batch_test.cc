@@ -59,5 +59,34 @@ TEST(LogitRows, AreNoBatchWhereAllAreWantedOrOneInTheMidst) {
   EXPECT_FALSE(take(three({4}), {0}, to));
 }
 
+// Sequences of 5 tokens (all in this step) and of 9, of which the last 2 are.
+TEST(KeyRanges, FollowTheKindOfGroup) {
+  ForwardBatch batch;
+  batch.query_start = {0, 5, 7};
+  batch.context_len = {5, 9};
+  batch.tables.resize(1);
+  std::vector<ops::KeyRange> ranges = {{}};
+  const auto ranges_of = [&](const KvGroup& kind) {
+    find_key_ranges(batch, 0, kind, ranges);
+    std::vector<std::pair<int, int>> pairs;
+    for (const ops::KeyRange& r : ranges) pairs.emplace_back(r.first, r.end);
+    return pairs;
+  };
+  using Pairs = std::vector<std::pair<int, int>>;
+  EXPECT_EQ(ranges_of({}), Pairs());
+  EXPECT_EQ(ranges_of({.window = 3}), Pairs());
+  EXPECT_EQ(ranges_of({.chunk = 4}),
+            (Pairs{{0, 1}, {0, 2}, {0, 3}, {0, 4}, {4, 5}, {4, 8}, {8, 9}}));
+  EXPECT_EQ(ranges_of({.two_way = true}),
+            (Pairs{{0, 5}, {0, 5}, {0, 5}, {0, 5}, {0, 5}, {0, 9}, {0, 9}}));
+  EXPECT_EQ(ranges_of({.window = 2, .two_way = true}),
+            (Pairs{{0, 2}, {0, 3}, {1, 4}, {2, 5}, {3, 5}, {6, 9}, {7, 9}}));
+  // An image of the tokens 1 to 3.
+  batch.visible_end = {1, 4, 4, 4, 5, 8, 9};
+  EXPECT_EQ(ranges_of({}), (Pairs{{0, 1}, {0, 4}, {0, 4}, {0, 4}, {0, 5}, {0, 8}, {0, 9}}));
+  EXPECT_EQ(ranges_of({.window = 2}),
+            (Pairs{{0, 1}, {0, 4}, {1, 4}, {2, 4}, {3, 5}, {6, 8}, {7, 9}}));
+}
+
 }  // namespace
 }  // namespace freshet

@@ -23,6 +23,8 @@ constexpr size_t kMaxBranches = 8;  // of a layer
 struct BranchCache {
   ops::KvShape shape;
   int window = 0;  // 0: all tokens of the sequence; otherwise the last `window` ones
+  int chunk = 0;   // as in KvGroup
+  bool two_way = false;
 };
 
 struct BranchKind {

@@ -82,6 +82,8 @@ class Decoder final : public Model {
            std::span<const Matrix> boundaries);
   void copy_boundary(int boundary, const Matrix& x, std::span<const Matrix> boundaries);
   bool take_last_rows(const ForwardBatch& batch, const KvStorage& cache);
+  static void find_ranges(const ForwardBatch& batch, const KvStorage& cache,
+                          std::vector<std::vector<ops::KeyRange>>& ranges);
   void describe_step(const ForwardBatch& batch, const KvStorage& cache, const Matrix& logits,
                      bool narrows, std::span<const int64_t> how);
   void fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
@@ -111,6 +113,7 @@ class Decoder final : public Model {
   ForwardBatch last_;
   std::vector<int> last_groups_;  // whose block tables last_ has
   std::vector<const float*> last_cos_sin_;
+  std::vector<std::vector<ops::KeyRange>> key_ranges_, last_key_ranges_;  // [groups]
 };
 
 }  // namespace freshet

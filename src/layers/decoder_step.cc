@@ -93,6 +93,17 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
   step_arrays_.push_back(batch.samples);  // last: all arrays in front have a known size
 }
 
+void Decoder::find_ranges(const ForwardBatch& batch, const KvStorage& cache,
+                          std::vector<std::vector<ops::KeyRange>>& ranges) {
+  const std::vector<KvGroup>& groups = cache.spec().groups;
+  ranges.resize(groups.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    ranges[g].clear();
+    if (g >= batch.tables.size() || batch.tables[g].ids.empty()) continue;
+    find_key_ranges(batch, static_cast<int>(g), groups[g], ranges[g]);
+  }
+}
+
 void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const StepResults& results,
                     int turn) {
   const int64_t tokens = batch.tokens();
@@ -133,8 +144,10 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
       batch, cache, logits, narrows,
       std::array<int64_t, 7>{wants_states, best != nullptr, draws, takes, std::ssize(boundaries_),
                              batch.own_states, reinterpret_cast<int64_t>(batch.features)});
-  Step step{ops_, spec_, batch, cache, arena_, cos_sin_};
-  Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, true};
+  find_ranges(batch, cache, key_ranges_);
+  if (narrows) find_ranges(last_, cache, last_key_ranges_);
+  Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_ranges_};
+  Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, last_key_ranges_, true};
   // A decode step, or one that verifies drafts.
   const bool decode =
       rows == tokens && (tokens == batch.sequences() || tokens <= kMostReplayedRows);

@@ -15,10 +15,12 @@ KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type) {
       const BranchCache stored = kind.cache(branch, type);
       const auto index = static_cast<int>(cache.layers.size());
       cache.layers.push_back(stored.shape);
-      auto group = std::find_if(cache.groups.begin(), cache.groups.end(),
-                                [&](const KvGroup& g) { return g.window == stored.window; });
+      auto group = std::find_if(cache.groups.begin(), cache.groups.end(), [&](const KvGroup& g) {
+        return g.window == stored.window && g.chunk == stored.chunk && g.two_way == stored.two_way;
+      });
       if (group == cache.groups.end()) {
-        group = cache.groups.insert(cache.groups.end(), KvGroup{stored.window, {}});
+        group = cache.groups.insert(cache.groups.end(),
+                                    {stored.window, {}, stored.chunk, stored.two_way});
       }
       group->layers.push_back(index);
     }

@@ -75,6 +75,9 @@ struct AttentionSpec {
   QkNorm qk_norm = QkNorm::kNone;
   NormSpec qk_norm_spec;
   int input_size = 0;  // features that queries, keys and values are projected from; 0: hidden_size
+  int chunk = 0;       // > 0: a query sees the tokens of its own chunk of this many positions only
+  // A query also sees the tokens behind it: all, or window - 1 of them.
+  bool two_way = false;
 };
 
 // Multi-head latent attention (MLA, arXiv:2405.04434).
@@ -205,7 +208,8 @@ struct ModelSpec {
 };
 
 // One layer of cache for each branch that stores keys and values, in the order of the branches.
-// Cache layers with the same window share a group; groups are in the order of their first layers.
+// Cache layers with the same window, chunk and direction share a group; groups are in the order of
+// their first layers.
 KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type);
 
 // The last branch that stores keys and values: tokens that need no logits stop behind it. -1, -1 if

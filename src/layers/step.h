@@ -21,7 +21,9 @@ struct Step {
   const KvStorage& cache;
   Arena& arena;
   std::vector<const float*>& cos_sin;  // [ropes]: [tokens, 2, rotary_dim / 2]
-  bool stored = false;                 // the keys and values of the tokens are in the cache already
+  // [groups]: what each token attends to, empty if that is itself and the tokens before it.
+  std::span<const std::vector<ops::KeyRange>> key_ranges;
+  bool stored = false;  // the keys and values of the tokens are in the cache already
 };
 
 // How a branch ends: out = [out +] scale * branch.

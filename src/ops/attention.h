@@ -56,13 +56,25 @@ struct KvView {
   int32_t blocks = 0;
 };
 
+// The slots [first, end) of its sequence that a query attends to; never empty.
+struct KeyRange {
+  int32_t first = 0;
+  int32_t end = 0;
+};
+
 // The ragged batch, as attention sees it. Sequence s has queries [query_start[s], query_start[s +
 // 1]) of the flattened tokens, at least one; they are the last of its context_len[s] tokens.
+//
+// With `ranges`, each query attends to its own range instead of itself and the tokens before it
+// (and AttentionParams::window is not used). Within a sequence neither end of the ranges may fall
+// from one query to the next, and all lie in [0, context_len[s]). Queries of another sequence than
+// the keys, as in cross-attention, always have ranges.
 struct AttentionBatch {
   std::span<const int32_t> query_start;   // [sequences + 1]
   std::span<const int32_t> context_len;   // [sequences], including this step's tokens
   const int32_t* block_tables = nullptr;  // [sequences, table_stride]
   int64_t table_stride = 0;
+  std::span<const KeyRange> ranges = {};  // empty, or [tokens]
   int sequences() const { return static_cast<int>(context_len.size()); }
 };
 

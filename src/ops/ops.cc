@@ -137,17 +137,38 @@ Status Ops::set_inputs(size_t bytes) {
 
 namespace {
 
-void check_batch(const char* op, int64_t tokens, const KvView& cache, const AttentionBatch& b) {
+// The ranges of sequence s.
+void check_ranges(size_t s, const AttentionBatch& b) {
+  KeyRange before;
+  for (int32_t i = b.query_start[s]; i < b.query_start[s + 1]; ++i) {
+    const KeyRange& r = b.ranges[static_cast<size_t>(i)];
+    FRESHET_CHECK(r.first >= before.first && r.end >= before.end && r.first < r.end &&
+                      r.end <= b.context_len[s],
+                  "attention sequence={} query={} attends to [{}, {}) of {} behind [{}, {})", s,
+                  i - b.query_start[s], r.first, r.end, b.context_len[s], before.first, before.end);
+    before = r;
+  }
+}
+
+void check_batch(const char* op, int64_t tokens, const KvView& cache, const AttentionBatch& b,
+                 bool stores) {
   const auto n = static_cast<size_t>(b.sequences());
   FRESHET_CHECK(
       b.query_start.size() == n + 1 && b.query_start[0] == 0 && b.query_start[n] == tokens,
       "{} tokens={} sequences={} query_start [{}]", op, tokens, n, b.query_start.size());
+  const bool ranged = !stores && !b.ranges.empty();
+  FRESHET_CHECK(!ranged || std::ssize(b.ranges) == tokens, "{} tokens={} ranges={}", op, tokens,
+                b.ranges.size());
   for (size_t s = 0; s < n; ++s) {
     const int32_t queries = b.query_start[s + 1] - b.query_start[s];
-    FRESHET_CHECK(queries >= 1 && b.context_len[s] >= queries &&
+    FRESHET_CHECK(queries >= 1 && (ranged || b.context_len[s] >= queries) &&
                       (b.context_len[s] + kBlockTokens - 1) / kBlockTokens <= b.table_stride,
                   "{} sequence={} queries={} context={} table_stride={}", op, s, queries,
                   b.context_len[s], b.table_stride);
+    if (ranged) {
+      check_ranges(s, b);
+      continue;
+    }
     const int32_t* table = b.block_tables + static_cast<int64_t>(s) * b.table_stride;
     for (int32_t p = (b.context_len[s] - queries) / kBlockTokens;
          p * kBlockTokens < b.context_len[s]; ++p) {
@@ -170,7 +191,7 @@ void Ops::store_kv(const KvView& cache, const Matrix& k, const Matrix& v,
   FRESHET_CHECK(!s.value_is_key_prefix || (s.kv_heads == 1 && s.value_dim <= s.key_dim),
                 "store_kv shares keys and values of kv_heads={} key_dim={} value_dim={}",
                 s.kv_heads, s.key_dim, s.value_dim);
-  check_batch("store_kv", k.rows, cache, batch);
+  check_batch("store_kv", k.rows, cache, batch, true);
   if (Device* d = device(); d != nullptr && k.rows > 0) return d->store_kv(cache, k, v, batch);
   if (k.rows > 0) impl_->attention_for(s).store(cache, k, v, batch, impl_->pool);
 }
@@ -183,7 +204,7 @@ void Ops::attention(const Matrix& out, const Matrix& q, const KvView& cache,
                 "attention q [{}, {}], out [{}, {}], heads={} kv_heads={} key_dim={} value_dim={}",
                 q.rows, q.cols, out.rows, out.cols, params.heads, s.kv_heads, s.key_dim,
                 s.value_dim);
-  check_batch("attention", q.rows, cache, batch);
+  check_batch("attention", q.rows, cache, batch, false);
   if (q.rows == 0) return;
   if (Device* d = device()) return d->attention(out, q, cache, batch, params);
   const AttentionKernel& kernel = impl_->attention_for(s);

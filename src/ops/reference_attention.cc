@@ -128,6 +128,12 @@ Place place_of(const AttentionBatch& batch, int64_t token) {
   return {s, batch.context_len[i] - (batch.query_start[i + 1] - token)};
 }
 
+KeyRange seen_by(const AttentionBatch& batch, const AttentionParams& params, int64_t token) {
+  if (!batch.ranges.empty()) return batch.ranges[static_cast<size_t>(token)];
+  const auto position = static_cast<int32_t>(place_of(batch, token).position);
+  return {params.window > 0 ? std::max(0, position - params.window + 1) : 0, position + 1};
+}
+
 void store(const KvView& cache, const Matrix& k, const Matrix& v, const AttentionBatch& batch,
            ThreadPool& pool) {
   const KvShape& s = cache.shape;
@@ -217,8 +223,7 @@ void attend(const Matrix& out, const Matrix& q, const KvView& cache, const Atten
   const int group = params.heads / s.kv_heads;
   int64_t n = 0;
   for (int64_t token = first; token < last; ++token) {
-    const int64_t position = place_of(batch, token).position;
-    const int64_t seen = params.window > 0 ? std::max<int64_t>(0, position - params.window + 1) : 0;
+    const KeyRange seen = seen_by(batch, params, token);
     for (int h = kv_head * group; h < (kv_head + 1) * group; ++h, ++n) {
       double* acc = scratch.acc + n * s.value_dim;
       std::fill_n(acc, s.value_dim, 0.0);
@@ -226,8 +231,8 @@ void attend(const Matrix& out, const Matrix& q, const KvView& cache, const Atten
       scratch.rows[n] = {q.row(token) + h * s.key_dim,
                          out.row(token) + h * s.value_dim,
                          acc,
-                         seen,
-                         position,
+                         seen.first,
+                         seen.end - 1,
                          sink ? double{params.sinks[h]} : -std::numeric_limits<double>::infinity(),
                          sink ? 1.0 : 0.0};
     }

@@ -46,12 +46,17 @@ struct AttentionTile {
   float scale = 1.0f;
   float softcap = 0.0f;
   int window = 0;
-  int64_t until = 0;         // last split of the tile that the caller asks for next
-  float* scratch = nullptr;  // attention_scratch_floats()
+  const ops::KeyRange* ranges = nullptr;  // of the sequence's queries, or nullptr
+  int64_t until = 0;                      // last split of the tile that the caller asks for next
+  float* scratch = nullptr;               // attention_scratch_floats()
 
   // Row r of the tile attends to positions [first_seen, last_seen].
-  int64_t last_seen(int r) const { return first_position + (first_row + r) / group; }
+  int64_t last_seen(int r) const {
+    const int64_t query = (first_row + r) / group;
+    return ranges != nullptr ? ranges[query].end - 1 : first_position + query;
+  }
   int64_t first_seen(int r) const {
+    if (ranges != nullptr) return ranges[(first_row + r) / group].first;
     const int64_t from = last_seen(r) - window + 1;
     return window > 0 && from > 0 ? from : 0;
   }

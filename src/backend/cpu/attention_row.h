@@ -107,8 +107,13 @@ class Tiles {
     for (int64_t s = 0; s < batch.sequences(); ++s) {
       const int64_t queries = queries_of(batch, s);
       const int64_t context = batch.context_len[static_cast<size_t>(s)];
-      const int64_t first_seen =
-          params.window > 0 ? std::max<int64_t>(0, context - queries - params.window + 1) : 0;
+      int64_t first_seen = 0;
+      if (!batch.ranges.empty()) {
+        first_seen =
+            batch.ranges[static_cast<size_t>(batch.query_start[static_cast<size_t>(s)])].first;
+      } else if (params.window > 0) {
+        first_seen = std::max<int64_t>(0, context - queries - params.window + 1);
+      }
       count_ += tiles_of(s) * cache.shape.kv_heads;
       ends_[s] = count_;
       most_splits_ = std::max(most_splits_, (context - 1) / kSplit - first_seen / kSplit + 1);
@@ -152,6 +157,7 @@ class Tiles {
     t.scale = params_.scale;
     t.softcap = params_.softcap;
     t.window = params_.window;
+    if (!batch_.ranges.empty()) t.ranges = batch_.ranges.data() + token;
     t.until = t.last_split();
     return t;
   }

@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Golden models whose weights are a formula, so that the repository holds no weights.
+
+usage: golden_seeded.py SOURCE OUT NAME ...       needs torch and transformers (5.24)
+
+SOURCE/<name>/ is a checkpoint of random weights with config.json and golden.safetensors (inputs
+and outputs, as golden_models.py makes them). OUT/<name>/ gets config.json, weights.json (for each
+tensor: shape, scale and offset, from the spread and the mean of the source's; the formula is that
+of tests/seeded_checkpoints.cc) and golden.safetensors: transformers' outputs for the new weights,
+in F32, for two of the source's inputs. Vocabularies shrink to 96, to keep the outputs small.
+"""
+import json
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+VOCAB = 96
+GREEDY = 8
+SOURCE_VOCAB = 288
+
+
+def seeded(name, shape, scale, offset):
+    h = 0xCBF29CE484222325
+    for byte in name.encode():
+        h = (h ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    count = int(np.prod(shape)) if shape else 1
+    with np.errstate(over="ignore"):
+        x = np.uint64(h) + np.arange(count, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = (x ^ (x >> np.uint64(31))) >> np.uint64(40)
+    values = offset + scale * (x.astype(np.float64) / 8388608.0 - 1.0)
+    return torch.from_numpy(values.astype(np.float32)).bfloat16().reshape(shape)
+
+
+def shrink(shape):
+    return [VOCAB if n == SOURCE_VOCAB else n for n in shape]
+
+
+def describe(tensors):
+    described = {}
+    for name, t in tensors.items():
+        t = t.double()
+        spread = float(t.std()) if t.numel() > 1 else 0.0
+        offset = float(f"{float(t.mean()):.3g}")
+        if abs(offset) < spread / 4:
+            offset = 0.0
+        described[name] = [shrink(t.shape), float(f"{spread * 3 ** 0.5:.3g}"), offset]
+    return described
+
+
+def write_config(source, to):
+    config = json.loads((source / "config.json").read_text())
+    for part in (config, config.get("text_config", {})):
+        if part.get("vocab_size") == SOURCE_VOCAB:
+            part["vocab_size"] = VOCAB
+    for key in ("dtype", "transformers_version", "use_cache"):
+        config.pop(key, None)
+    (to / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    return config
+
+
+def outputs(model, given):
+    """Outputs for one input, under the names of the source."""
+    got = {}
+    x = {n: v[None] for n, v in given.items()}
+    score = type(model).__name__.endswith("Classification")
+    causal = not score and "decoder_input_ids" not in x and model.can_generate()
+    if score:
+        got["score"] = model(**x).logits[0]
+    elif causal or "decoder_input_ids" in x:
+        got["logits"] = model(**x, use_cache=False).logits[0]
+    else:
+        hidden = model(**x).last_hidden_state[0]
+        got["hidden"] = hidden
+        got["mean"] = torch.nn.functional.normalize(hidden.mean(0), dim=0)
+    if "logits" in got:
+        key = "input_ids" if causal else "decoder_input_ids"
+        ids = x[key] if causal else x[key][:, :1]
+        start = ids.shape[1]
+        for _ in range(GREEDY):
+            logits = model(**{**x, key: ids}, use_cache=False).logits
+            ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True)], 1)
+        got["greedy"] = ids[0, start:]
+    return {n: v.float() if v.is_floating_point() else v for n, v in got.items()}
+
+
+def inputs(source):
+    """The inputs of the source's cases, by the names of transformers."""
+    golden = load_file(source / "golden.safetensors")
+    names = {"ids": "input_ids", "decoder_ids": "decoder_input_ids",
+             "token_type_ids": "token_type_ids"}
+    for i in range(8):
+        if f"ids_{i}" not in golden:
+            continue
+        case = {}
+        for name, key in names.items():
+            if f"{name}_{i}" in golden:
+                ids = golden[f"{name}_{i}"]
+                case[key] = ids if name == "token_type_ids" else torch.where(
+                    ids < VOCAB, ids, 3 + ids % (VOCAB - 3))
+        if 4 < len(case["input_ids"]) < 64:
+            yield case
+
+
+def make(source, to):
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
+    config = write_config(source, to)
+    described = describe(load_file(source / "model.safetensors"))
+    lines = (f'{json.dumps(n)}: {json.dumps(d, separators=(",", ":"))}'
+             for n, d in described.items())
+    (to / "weights.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    cls = getattr(transformers, config["architectures"][0])
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(to / "config.json", folder)
+        save_file({n: seeded(n, *d) for n, d in described.items()},
+                  os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+        model, report = cls.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    unread = report["missing_keys"] or report["unexpected_keys"]
+    assert not unread, f"{to.name}: {report}"
+    model.eval()
+    golden = {}
+    names = {"input_ids": "ids", "decoder_input_ids": "decoder_ids"}
+    for i, case in enumerate(inputs(source)):
+        for name, value in {**case, **outputs(model, case)}.items():
+            assert not value.is_floating_point() or value.isfinite().all(), name
+            golden[f"{names.get(name, name)}_{i}"] = value.contiguous()
+    assert golden, "the source has no inputs that fit"
+    save_file(golden, to / "golden.safetensors")
+    os.chmod(to / "golden.safetensors", 0o644)
+    size = sum(f.stat().st_size for f in to.iterdir())
+    last = golden.get("logits_1", golden.get("hidden_1", golden.get("score_1")))
+    print(f"{to.name}: {size} bytes, {len(described)} tensors, largest {last.abs().max():.2f}")
+
+
+def main():
+    transformers.logging.set_verbosity_error()
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(1)
+    source, out = map(pathlib.Path, sys.argv[1:3])
+    for name in sys.argv[3:]:
+        make(source / name, out / name)
+
+
+if __name__ == "__main__":
+    main()
