@@ -121,6 +121,35 @@ class Results(QuantizeCase):
         self.interrupted((*flags, "W4A16"), out + ".partial")
         self.assertEqual(json.loads(self.succeeds(*flags, "W3A16"))["resumed_parts"], 0)
 
+    def test_another_importance_matrix_starts_anew(self):
+        model = random_llama(self.path("m"), layers=6, hidden=384, ffn=768)
+        files = []
+        for seed in (3, 4):
+            files.append(self.path(f"{seed}.gguf"))
+            self.succeeds("calibrate", model, self.ids(f"{seed}.json", windows=2, seed=seed), "-o", files[-1])
+        for other, resumed in ((files[1], False), (files[0], True)):
+            out = self.path(f"o{resumed}.gguf")
+            flags = ("quantize", model, "-o", out, "--scheme", "IQ3_S", "--method", "imatrix", "--json", "--imatrix")
+            self.interrupted((*flags, files[0]), out + ".partial")
+            self.assertEqual(json.loads(self.succeeds(*flags, other))["resumed_parts"] > 0, resumed)
+
+    def test_tensors_without_importance(self):
+        """--include-weights and --exclude-weights: the tensors that are named are those of rtn, or of imatrix."""
+        model, matrix = random_llama(self.path("m")), self.path("imatrix.gguf")
+        self.succeeds("calibrate", model, self.ids(), "-o", matrix)
+
+        def errors(name, method, *flags):
+            report = self.quantize(model, self.path(name), "Q4_K_M", "--method", method, *flags)
+            return {line["tensor"]: line["relative_error"] for line in report["linears"]}
+
+        plain = errors("rtn.gguf", "rtn")
+        weighted = errors("weighted.gguf", "imatrix", "--imatrix", matrix)
+        self.assertEqual([name for name in plain if plain[name] == weighted[name]], [])
+        for option, named, others in (("--exclude-weights", plain, weighted), ("--include-weights", weighted, plain)):
+            some = errors(option[2:] + ".gguf", "imatrix", "--imatrix", matrix, option, "ffn_up")
+            for name, error in some.items():
+                self.assertEqual(error, named[name] if "up_proj" in name else others[name], (option, name))
+
 
 if __name__ == "__main__":
     unittest.main()

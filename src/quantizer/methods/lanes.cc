@@ -34,7 +34,8 @@ template <class V, int kStep = 1, class T, class RowOf>
   }
   for (; i + kWidth <= n; i += kWidth) {
     V sum = *reinterpret_cast<V*>(out + i);
-    for (int64_t k = 0; k < count; ++k) sum += a[k * kStep] * *reinterpret_cast<const V*>(row(k) + i);
+    for (int64_t k = 0; k < count; ++k)
+      sum += a[k * kStep] * *reinterpret_cast<const V*>(row(k) + i);
     *reinterpret_cast<V*>(out + i) = sum;
   }
   for (; i < n; ++i) {
