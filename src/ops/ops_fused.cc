@@ -41,7 +41,7 @@ void Ops::prepare(const Input& in, std::span<const Weight* const> readers) {
 }
 
 void Ops::heads(const Heads& h) {
-  if (Device* d = device(); d != nullptr && d->heads(h)) return;
+  if (Device* d = device(); d != nullptr && impl_->hooks == nullptr && d->heads(h)) return;
   for (const Heads::Part& p : {h.q, h.k}) {
     if (p.x.rows == 0) continue;
     const auto normalise = [&] {
@@ -57,7 +57,9 @@ void Ops::heads(const Heads& h) {
     }
     if (p.norm_after) normalise();
   }
-  if (h.k.x.rows > 0) store_kv(h.cache, h.k.x, h.v, h.batch);
+  if (h.k.x.rows == 0) return;
+  if (impl_->hooks != nullptr) impl_->hooks->storing(h.k.x, h.v);
+  store_kv(h.cache, h.k.x, h.v, h.batch);
 }
 
 void Ops::attend(const Attend& a) {
