@@ -50,6 +50,9 @@ class ModelRunner {
   // then taken from there. At most two steps are in flight.
   void start(const scheduler::Step& step, const scheduler::Scheduler& scheduler, bool states,
              Describe describe, Encode encode, Show show);
+  // Does an eviction of a step that is scheduled, before it is started. No step may be in flight.
+  void evict(const scheduler::Eviction& eviction, const kv_cache::RetentionPolicy& policy);
+  bool evicts() const { return model_->key_ops() != nullptr; }
   // Waits for the first step in flight; row(), sampled() and state() give its results.
   void finish();
   bool overlaps() const { return model_->samples(); }
@@ -83,6 +86,7 @@ class ModelRunner {
   void clear(Turn& turn, const scheduler::Step& step);
   void add(Turn& turn, size_t item, const scheduler::StepItem& part,
            const scheduler::Sequence& sequence, const Pictures& pictures);
+  void score(Turn& turn, const scheduler::StepItem& part, const scheduler::Sequence& sequence);
   void describe_rows(Turn& turn, const scheduler::Step& step, Describe describe);
   void fill_tables(Turn& turn, const scheduler::Step& step, const scheduler::Scheduler& scheduler);
   void fill_encoder_table(Turn& turn, size_t group, const scheduler::Step& step,

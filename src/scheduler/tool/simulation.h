@@ -11,7 +11,7 @@
 
 #include "scheduler/scheduler.h"
 #include "scheduler/simulator.h"
-#include "scheduler/tool/simulated_random.h"
+#include "scheduler/tool/simulated.h"
 #include "scheduler/tool/simulated_store.h"
 
 namespace freshet::scheduler {
@@ -47,6 +47,7 @@ class Simulation {
   void configure();
   void add_store();
   void end_store();
+  void evict(const Eviction& e);
   void arrive();
   void add_pictures(NewRequest& request);
   std::vector<int32_t> what_is_read(const Sequence& s) const;
