@@ -54,6 +54,12 @@ void add_media_options(CLI::App& command, MediaFlags& flags) {
                   "Most pictures of a conversation, as JSON: '{\"image\": 4}' (default: 16)")
       ->group("Pictures");
   command
+      .add_option("--mm-processor-cache-gb", flags.cache_gib,
+                  "Host memory for what the vision tower made of pictures, in GiB")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1024.0))
+      ->group("Pictures");
+  command
       .add_option("--media-fetch-timeout", flags.fetch_timeout_s,
                   "Seconds that fetching a picture may take")
       ->capture_default_str()

@@ -18,6 +18,7 @@ struct MediaFlags {
   std::string local_path;
   std::string limit_per_prompt;  // {"image": N}
   double fetch_timeout_s = 5.0;
+  double cache_gib = 0.5;
 };
 
 void add_media_options(CLI::App& command, MediaFlags& flags);

@@ -120,6 +120,7 @@ Result<EngineOptions> serving_options(const Options& o, const std::string& path)
   e.max_num_seqs = o.engine.max_num_seqs;
   e.max_num_batched_tokens = o.engine.max_num_batched_tokens;
   e.enable_prefix_caching = o.prefix_caching;
+  e.picture_cache_bytes = static_cast<size_t>(o.media.cache_gib * 0x1p30);
   e.state_checkpoint_interval = o.engine.state_checkpoint_interval;
   e.state_checkpoint_share = o.engine.state_checkpoint_share;
   if (o.kv_cache_metrics) e.kv_cache_metrics_sample = o.engine.kv_cache_metrics_sample;
