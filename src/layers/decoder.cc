@@ -51,30 +51,54 @@ Decoder::Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
 
 Decoder::~Decoder() = default;
 
-// Runs the encoder for the sequences that begin, and stores the keys and values of its outputs.
-void Decoder::encode(const ForwardBatch& batch, const KvStorage& cache) {
-  const auto write = [&](size_t first, const ForwardBatch& encoded, const Matrix& states) {
-    Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_views_};
-    for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
-      const std::vector<BranchSpec>& branches = spec_.layers[layer].branches;
-      for (size_t b = 0; b < branches.size(); ++b) {
-        const BranchKind& kind = kind_of(branches[b]);
-        if (kind.write_cross == nullptr) continue;
-        const int cache_layer = cache_layers_[layer][b];
-        const BlockTables& tables = batch.tables[static_cast<size_t>(cache.group_of(cache_layer))];
-        cross_tables_.clear();
-        for (size_t s = 0; s < encoded.context_len.size(); ++s) {
-          const auto at =
-              tables.ids.begin() + batch.encoder_inputs[first + s].sequence * tables.stride;
-          cross_tables_.insert(cross_tables_.end(), at, at + tables.stride);
-        }
-        kind.write_cross(
-            step, branches[b], weights_->layers[layer].branches[b], cache_layer, states,
-            {encoded.query_start, encoded.context_len, cross_tables_.data(), tables.stride});
+// Stores the keys and values of encoders' outputs, which are those of batch.encoder_inputs from
+// `first` on. `encoded`: the outputs are its tokens.
+void Decoder::write_cross(const ForwardBatch& batch, const KvStorage& cache, size_t first,
+                          const ForwardBatch& encoded, const Matrix& states) {
+  Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_views_};
+  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+    const std::vector<BranchSpec>& branches = spec_.layers[layer].branches;
+    for (size_t b = 0; b < branches.size(); ++b) {
+      const BranchKind& kind = kind_of(branches[b]);
+      if (kind.write_cross == nullptr) continue;
+      const int cache_layer = cache_layers_[layer][b];
+      const BlockTables& tables = batch.tables[static_cast<size_t>(cache.group_of(cache_layer))];
+      cross_tables_.clear();
+      for (size_t s = 0; s < encoded.context_len.size(); ++s) {
+        const auto at =
+            tables.ids.begin() + batch.encoder_inputs[first + s].sequence * tables.stride;
+        cross_tables_.insert(cross_tables_.end(), at, at + tables.stride);
       }
+      kind.write_cross(
+          step, branches[b], weights_->layers[layer].branches[b], cache_layer, states,
+          {encoded.query_start, encoded.context_len, cross_tables_.data(), tables.stride});
     }
-  };
-  encoder_->run(batch.encoder_inputs, write);
+  }
+}
+
+// Runs the encoder for the sequences that begin, and stores what becomes of its outputs. Those of a
+// tower are there already.
+void Decoder::encode(const ForwardBatch& batch, const KvStorage& cache) {
+  if (encoder_ != nullptr) {
+    encoder_->run(batch.encoder_inputs,
+                  [&](size_t first, const ForwardBatch& encoded, const Matrix& states) {
+                    write_cross(batch, cache, first, encoded, states);
+                  });
+    return;
+  }
+  const int64_t width = spec_.hidden_size;
+  for (size_t i = 0; i < batch.encoder_inputs.size(); ++i) {
+    const EncoderInput& input = batch.encoder_inputs[i];
+    for (int64_t done = 0; done < input.state_rows;) {
+      const int64_t count = std::min(max_tokens_, input.state_rows - done);
+      ForwardBatch part;
+      part.query_start = {0, static_cast<int32_t>(count)};
+      part.context_len = {static_cast<int32_t>(done + count)};
+      write_cross(batch, cache, i, part,
+                  {const_cast<float*>(input.states + done * width), count, width, width});
+      done += count;
+    }
+  }
 }
 
 // Puts the rows of pictures in the place of embeddings; or adds their rows of a further level.

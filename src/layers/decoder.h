@@ -67,6 +67,8 @@ class Decoder final : public Model {
   ops::Product head(const Matrix& logits) const;
   Matrix embed(Step& step);
   void encode(const ForwardBatch& batch, const KvStorage& cache);
+  void write_cross(const ForwardBatch& batch, const KvStorage& cache, size_t first,
+                   const ForwardBatch& encoded, const Matrix& states);
   Matrix feature_stream(const ForwardBatch& batch, const Matrix& embedded);
   ops::Input paired_input(const Matrix& stream);
   void rope_tables(const ForwardBatch& batch, std::vector<const float*>& tables);

@@ -160,9 +160,13 @@ Status validate_vision(const ModelSpec& spec) {
     return invalid_argument("vision_config: {} deep levels for {} layers of the language model",
                             v.deep.size(), spec.layers.size());
   }
-  if (v.placeholder < 0) return invalid_argument("the id of image tokens is missing");
+  if (v.image_token < 0) return invalid_argument("the id of image tokens is missing");
   FRESHET_RETURN_IF_ERROR(validate(v.blocks).with_context("vision_config"));
-  return v.later ? validate(*v.later).with_context("vision_config") : Status();
+  if (!v.later) return {};
+  if (v.tiles <= 0 || v.later->layers.size() > v.blocks.layers.size()) {
+    return invalid_argument("vision_config: {} layers behind {}", v.later->layers.size(), layers);
+  }
+  return validate(*v.later).with_context("vision_config");
 }
 
 }  // namespace

@@ -391,7 +391,7 @@ struct VisionSpec {
   // arXiv:2406.04334).
   std::vector<int> deep;
 
-  int32_t placeholder = -1;  // the id of the tokens that rows stand for
+  int32_t image_token = -1;  // the id of the tokens that rows stand for
   bool cross = false;        // rows are read by cross-attention, and a token stands for a picture
 
   int merged_width() const {

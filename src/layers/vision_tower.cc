@@ -13,20 +13,14 @@ Matrix matrix_of(std::vector<float>& values, int64_t rows, int64_t cols) {
   return {values.data(), rows, cols, cols};
 }
 
+// Rows of a tile with their padding, which a model was trained with.
+int64_t padded_rows(const VisionSpec& spec) {
+  constexpr int64_t kMultiple = 8;
+  const int64_t in_row = spec.side / spec.patch, rows = in_row * in_row + 1;
+  return (rows + kMultiple - 1) / kMultiple * kMultiple;
+}
+
 }  // namespace
-
-// Where the patches of a picture are in its rows.
-struct VisionTower::Layout {
-  int64_t sequences = 1;
-  int64_t rows_of_sequence = 0;  // positions, with a class row
-  int64_t in_row = 0;            // patches in a row of a square or of the picture
-  int64_t in_column = 0;
-  // The order of the merged squares of patches, by windows; empty: as they are given.
-  std::vector<int32_t> order;
-  std::vector<int64_t> window_ends;  // in merged squares
-
-  int64_t patches() const { return sequences * in_row * in_column; }
-};
 
 VisionTower::VisionTower(std::shared_ptr<const VisionSpec> spec,
                          std::shared_ptr<const VisionWeights> weights, ops::Ops& ops)
@@ -34,13 +28,23 @@ VisionTower::VisionTower(std::shared_ptr<const VisionSpec> spec,
       weights_(std::move(weights)),
       ops_(ops),
       blocks_(spec_->blocks, weights_ != nullptr ? weights_->blocks : nullptr, nullptr, {}, ops) {
-  const Status captured = blocks_.capture(spec_->deep);
-  FRESHET_CHECK(captured.ok(), "{}", captured.message());
-  inner_.resize(spec_->deep.size());
+  const std::vector<int>& captured = spec_->tiles > 0 ? spec_->kept : spec_->deep;
+  const Status status = blocks_.capture(captured);
+  FRESHET_CHECK(status.ok(), "{}", status.message());
+  inner_.resize(captured.size());
+  if (!spec_->later) return;
+  later_ = std::make_unique<Decoder>(*spec_->later, weights_ != nullptr ? weights_->later : nullptr,
+                                     nullptr, std::vector<Model::WeightInfo>(), ops);
 }
 
 VisionTower::Layout VisionTower::layout_of(const VisionInput& input) const {
   Layout layout;
+  if (spec_->tiles > 0) {
+    layout.in_row = spec_->side / spec_->patch;
+    layout.in_column = layout.in_row * spec_->tiles;
+    layout.rows_of_sequence = padded_rows(*spec_) * spec_->tiles;
+    return layout;
+  }
   if (spec_->side > 0) {
     layout.sequences = input.squares;
     layout.in_row = layout.in_column = spec_->side / spec_->patch;
@@ -67,11 +71,16 @@ VisionTower::Layout VisionTower::layout_of(const VisionInput& input) const {
 
 int64_t VisionTower::positions(const VisionSpec& spec, const VisionInput& input) {
   if (spec.side == 0) return input.grid[0] * input.grid[1];
+  if (spec.tiles > 0) return padded_rows(spec) * spec.tiles;
   const int64_t in_row = spec.side / spec.patch;
   return input.squares * (in_row * in_row + (spec.class_row ? 1 : 0));
 }
 
 int64_t VisionTower::rows(const VisionSpec& spec, const VisionInput& input) {
+  if (spec.tiles > 0) {
+    const int64_t in_row = spec.side / spec.patch;
+    return spec.tiles * (in_row * in_row + 1);
+  }
   return (positions(spec, input) - (spec.drops_first ? input.squares : 0)) /
          (spec.merge * spec.merge);
 }
@@ -92,6 +101,11 @@ size_t VisionTower::buffer_floats(int64_t positions) const {
 
 Decoder::Workspace VisionTower::workspace(int64_t positions) const {
   Decoder::Workspace w = blocks_.workspace(positions, 1, positions);
+  if (later_ != nullptr) {
+    const Decoder::Workspace later = later_->workspace(positions, 1, positions);
+    w.own += later.own;
+    w.scratch = std::max(w.scratch, later.scratch);
+  }
   w.scratch = std::max(w.scratch, ops_.scratch_bytes(limits(positions)));
   const KvCacheSpec cache = kv_cache_spec(spec_->blocks, ops::KvType::kF32);
   size_t layer = 0;
@@ -105,7 +119,9 @@ Decoder::Workspace VisionTower::workspace(int64_t positions) const {
 Status VisionTower::reserve(int64_t positions) {
   if (positions <= reserved_) return {};
   FRESHET_RETURN_IF_ERROR(blocks_.reserve(positions, 1, positions));
+  if (later_ != nullptr) FRESHET_RETURN_IF_ERROR(later_->reserve(positions, 1, positions));
   FRESHET_RETURN_IF_ERROR(ops_.set_scratch(ops_.scratch_bytes(limits(positions))));
+  // Layers of `later` are of the same shape, and take their turns, too.
   KvCacheSpec cache = kv_cache_spec(spec_->blocks, ops::KvType::kF32);
   cache.takes_turns = true;
   const auto blocks = static_cast<int32_t>(positions / ops::kBlockTokens + 1 + kMostSquares);
@@ -184,7 +200,7 @@ void VisionTower::project_patches(const VisionInput& input, const Layout& layout
         out = std::copy_n(square + (c * side + row) * side + x, patch, out);
     }
   }
-  const bool classes = spec_->class_row;
+  const bool classes = spec_->class_row && spec_->tiles == 0;
   const Matrix projected = matrix_of(classes ? room_ : stream_, patches, hidden);
   const ops::Product products[] = {product_of(weights_->patches, projected)};
   ops_.matmul(matrix_of(columns_, patches, values), products);
@@ -317,12 +333,15 @@ VisionRows VisionTower::run(const VisionInput& input) {
   fill_batch(layout);
   project_patches(input, layout);
   const Matrix stream = matrix_of(stream_, tokens, hidden);
-  if (spec_->stretched_positions) {
+  if (spec_->tiles > 0) {
+    lay_tiles(input, layout);
+  } else if (spec_->stretched_positions) {
     stretch_positions(layout, stream);
   } else if (spec_->positions > 0) {
     add_positions(layout, stream);
   }
-  if (spec_->stem_norm) ops_.norm(stream, stream, norm_of(*spec_->stem_norm, weights_->stem_norm));
+  if (spec_->stem_norm && spec_->tiles == 0)
+    ops_.norm(stream, stream, norm_of(*spec_->stem_norm, weights_->stem_norm));
   batch_.features = stream_.data();
   StepResults results;
   results.hidden = states_.data();
@@ -334,12 +353,20 @@ VisionRows VisionTower::run(const VisionInput& input) {
   VisionRows rows;
   rows.rows = VisionTower::rows(*spec_, input);
   rows.width = spec_->width;
-  rows.levels = static_cast<int>(inner_.size());
+  rows.levels = static_cast<int>(spec_->deep.size());
   const auto level = static_cast<size_t>(rows.rows * rows.width);
-  rows.values.resize(level * (1 + inner_.size()));
+  rows.values.resize(level * (1 + spec_->deep.size()));
+  if (spec_->tiles > 0) {
+    finish_tiles(input, layout);
+    rows.used_rows = rows.rows / spec_->tiles * input.used_tiles;
+    const Matrix out{rows.values.data(), rows.rows, rows.width, rows.width};
+    const ops::Product products[] = {product_of(weights_->connector.out, out)};
+    ops_.matmul(matrix_of(columns_, rows.rows, spec_->merged_width()), products);
+    return rows;
+  }
   connect(weights_->connector, spec_->norm_merged, layout, matrix_of(states_, tokens, hidden),
           rows.values.data());
-  for (size_t i = 0; i < inner_.size(); ++i) {
+  for (size_t i = 0; i < spec_->deep.size(); ++i) {
     connect(weights_->deep[i], true, layout, matrix_of(inner_[i], tokens, hidden),
             rows.values.data() + level * (i + 1));
   }

@@ -55,12 +55,26 @@ class VisionTower {
   VisionRows run(const VisionInput& input);
 
  private:
-  struct Layout;
+  // Where the patches of a picture are in its rows.
+  struct Layout {
+    int64_t sequences = 1;
+    int64_t rows_of_sequence = 0;  // positions, with a class row
+    int64_t in_row = 0;            // patches in a row of a square or of the picture
+    int64_t in_column = 0;
+    // The order of the merged squares of patches, by windows; empty: as they are given.
+    std::vector<int32_t> order;
+    std::vector<int64_t> window_ends;  // in merged squares
+
+    int64_t patches() const { return sequences * in_row * in_column; }
+  };
   Layout layout_of(const VisionInput& input) const;
   void fill_batch(const Layout& layout);
   void project_patches(const VisionInput& input, const Layout& layout);
   void add_positions(const Layout& layout, const Matrix& stream);
   void stretch_positions(const Layout& layout, const Matrix& stream);
+  // Of towers with tiles (vision_tiles.cc).
+  void lay_tiles(const VisionInput& input, const Layout& layout);
+  void finish_tiles(const VisionInput& input, const Layout& layout);
   void connect(const ConnectorWeights& weights, bool norm_merged, const Layout& layout,
                const Matrix& states, float* out);
   ops::Ops::ShapeLimits limits(int64_t positions) const;
@@ -70,12 +84,15 @@ class VisionTower {
   std::shared_ptr<const VisionWeights> weights_;
   ops::Ops& ops_;
   Decoder blocks_;
+  std::unique_ptr<Decoder> later_;  // nullptr without VisionSpec::later
   KvStorage cache_;
   ForwardBatch batch_;
   int64_t reserved_ = 0;
   std::vector<float> columns_;  // [patches, patch_values]; later rows on their way to the result
   std::vector<float> stream_, states_, room_;  // [positions, hidden]
-  std::vector<std::vector<float>> inner_;      // states behind the layers of VisionSpec::deep
+  // States behind the layers of VisionSpec::deep or VisionSpec::kept.
+  std::vector<std::vector<float>> inner_;
+  std::vector<int32_t> tile_order_;  // [positions]: tile * rows + row of each
 };
 
 }  // namespace freshet

@@ -10,7 +10,9 @@ namespace {
 constexpr int kMostTowerLayers = 1024;
 
 std::span<const TowerFamily> tower_families() {
-  static const TowerFamily list[] = {llava_tower()};
+  static const TowerFamily list[] = {llava_tower(),    qwen2_vl_tower(), qwen2_5_vl_tower(),
+                                     qwen3_vl_tower(), gemma3_tower(),   idefics3_tower(),
+                                     smolvlm_tower(),  mllama_tower()};
   return list;
 }
 
@@ -92,7 +94,7 @@ Status add_tower(const json::Value& config, ModelSpec& text) {
   VisionSpec spec;
   spec.family = family->type;
   spec.width = text.hidden_size;
-  spec.placeholder = whole.count({"image_token_id", "image_token_index"}, -1);
+  spec.image_token = whole.count({"image_token_id", "image_token_index"}, -1);
   const bool known = family->spec(whole, vision, text, spec);
   FRESHET_RETURN_IF_ERROR(whole.status());
   FRESHET_RETURN_IF_ERROR(vision.status());
@@ -110,9 +112,11 @@ bool has_tower(const loader::Checkpoint& checkpoint, const TowerFamily& family) 
   }
 }
 
-Result<VisionWeights> assemble_tower(WeightReader& reader, const TowerFamily& family,
-                                     const VisionSpec& spec) {
+Result<VisionWeights> assemble_tower(MakeReader make, const TowerFamily& family,
+                                     const VisionSpec& spec,
+                                     std::vector<Model::WeightInfo>& infos) {
   VisionWeights out;
+  WeightReader reader = make(family.names);
   const int64_t hidden = spec.blocks.hidden_size;
   FRESHET_RETURN_IF_ERROR(assemble_patches(reader, spec, out.patches));
   if (spec.class_row) {
@@ -132,6 +136,7 @@ Result<VisionWeights> assemble_tower(WeightReader& reader, const TowerFamily& fa
         reader.norm(out.stem_norm, Role::kEmbeddedNorm, *spec.stem_norm, -1, hidden));
   }
   FRESHET_ASSIGN_OR_RETURN(out.blocks, assemble_blocks(reader, spec.blocks));
+  if (spec.tiles > 0) FRESHET_RETURN_IF_ERROR(assemble_tiles(reader, spec, out.tiles));
   constexpr ConnectorRoles kMain{Role::kConnectorNorm, Role::kConnectorIn, Role::kConnectorOut};
   constexpr ConnectorRoles kDeep{Role::kDeepNorm, Role::kDeepIn, Role::kDeepOut};
   FRESHET_RETURN_IF_ERROR(assemble_connector(reader, spec, kMain, -1, spec.norm_merged,
@@ -142,6 +147,16 @@ Result<VisionWeights> assemble_tower(WeightReader& reader, const TowerFamily& fa
     FRESHET_RETURN_IF_ERROR(
         assemble_connector(reader, spec, kDeep, static_cast<int>(i), true, 0.0f, out.deep[i]));
   }
+  const auto add_infos = [&](WeightReader& from) {
+    for (Model::WeightInfo& info : from.take_infos()) infos.push_back(std::move(info));
+  };
+  add_infos(reader);
+  if (!spec.later) return out;
+  WeightReader later = make(family.later_names);
+  FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, assemble(later, *spec.later));
+  FRESHET_RETURN_IF_ERROR(gate_attention(later, *spec.later, weights));
+  out.later = std::make_shared<const ModelWeights>(std::move(weights));
+  add_infos(later);
   return out;
 }
 
@@ -149,7 +164,7 @@ ModelSpec tower_blocks(Config& c, const TowerDefaults& d) {
   ModelSpec s;
   s.architecture = "tower";
   s.vocab_size = 1;
-  s.hidden_size = s.embedding_size = c.size({"hidden_size", "embed_dim"}, d.hidden);
+  s.hidden_size = s.embedding_size = c.size({"embed_dim", "hidden_size"}, d.hidden);
   s.max_context = 1 << 20;
   s.shared_embedding = true;
   s.generates = false;
@@ -198,20 +213,21 @@ std::vector<NameRule> square_tower_names(std::span<const NameRule> own) {
   return names;
 }
 
-bool read_square_tower(Config& c, VisionSpec& out) {
+bool read_square_tower(Config& c, VisionSpec& out, bool siglip) {
   const std::string type = c.text({"model_type"}, "clip_vision_model");
-  const bool clip = type == "clip_vision_model";
-  if (!clip && type != "siglip_vision_model" && type != "idefics3_vision" &&
-      type != "smolvlm_vision") {
-    return false;
-  }
+  const bool clip = !siglip && type == "clip_vision_model";
+  if (!clip && !siglip && type != "siglip_vision_model") return false;
   TowerDefaults d;
   d.norm = {.kind = ops::NormKind::kLayer, .bias = true};
   d.norm.eps = static_cast<float>(c.number({"layer_norm_eps"}, clip ? 1e-5 : 1e-6));
   if (clip) d.activation = "quick_gelu";
+  if (siglip) {
+    d.hidden = 1152;
+    d.heads = 16;
+  }
   out.blocks = tower_blocks(c, d);
   out.side = c.size({"image_size"}, 224);
-  out.patch = c.size({"patch_size"}, clip ? 32 : 16);
+  out.patch = c.size({"patch_size"}, clip || siglip ? 32 : 16);
   out.patch_values = 3 * out.patch * out.patch;
   out.patch_bias = !clip;
   out.class_row = clip;

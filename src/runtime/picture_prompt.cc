@@ -2,19 +2,21 @@
 
 #include <algorithm>
 
+#include <fmt/ranges.h>
+
 namespace freshet::runtime {
 namespace {
 
-// Consecutive placeholders.
+// Consecutive image tokens.
 struct Run {
   int32_t token = 0;
   int32_t count = 0;
 };
 
-std::vector<Run> runs_of(std::span<const int32_t> ids, int32_t placeholder) {
+std::vector<Run> runs_of(std::span<const int32_t> ids, int32_t image_token) {
   std::vector<Run> runs;
   for (int32_t t = 0; t < std::ssize(ids); ++t) {
-    if (ids[static_cast<size_t>(t)] != placeholder) continue;
+    if (ids[static_cast<size_t>(t)] != image_token) continue;
     if (runs.empty() || runs.back().token + runs.back().count != t) runs.push_back({t, 0});
     ++runs.back().count;
   }
@@ -107,18 +109,50 @@ PictureLayout picture_layout(const media::ImageInput& picture, const VisionSpec&
   return layout;
 }
 
+Status check_picture(const media::ImageInput& picture, const VisionSpec& spec) {
+  const std::vector<int64_t>& shape = picture.shape;
+  const auto wrong = [&](std::string_view reads) {
+    return invalid_argument(
+        "the image processor makes [{}] of a picture, and the tower reads {}: do "
+        "preprocessor_config.json and config.json belong together?",
+        fmt::join(shape, ", "), reads);
+  };
+  if (spec.side == 0) {
+    const int64_t rows = picture.grid_thw[1], columns = picture.grid_thw[2];
+    if (picture.grid_thw[0] != 1) return unsupported("a picture of {} times", picture.grid_thw[0]);
+    const bool sane = rows > 0 && columns > 0 && rows <= INT16_MAX && columns <= INT16_MAX;
+    if (!sane || rows % spec.merge != 0 || columns % spec.merge != 0) {
+      return invalid_argument("a picture of {} x {} patches, which are merged by {}", rows, columns,
+                              spec.merge);
+    }
+    if (shape == std::vector<int64_t>{rows * columns, spec.patch_values}) return {};
+    return wrong(fmt::format("[{}, {}]", rows * columns, spec.patch_values));
+  }
+  std::vector<int64_t> wanted{1, 3, spec.side, spec.side};
+  if (spec.tiles > 0) {
+    wanted.insert(wanted.begin() + 1, spec.tiles);
+    const int64_t used = int64_t{picture.grid_rows} * picture.grid_columns;
+    const int64_t layout = picture.aspect_ratio_id;
+    if (used < 1 || used > spec.tiles || layout < 0 || layout >= spec.tile_layouts)
+      return invalid_argument("a picture of {} tiles with the layout {}", used, layout);
+  } else if (!shape.empty() && shape[0] > 0) {
+    wanted[0] = shape[0];
+  }
+  return shape == wanted ? Status() : wrong(fmt::format("[{}]", fmt::join(wanted, ", ")));
+}
+
 Result<PicturePrompt> place_pictures(const ModelSpec& spec, std::span<const int32_t> ids,
                                      std::span<const PictureLayout> pictures) {
   FRESHET_CHECK(spec.vision != nullptr, "pictures for a model without a tower");
   const VisionSpec& vision = *spec.vision;
   PicturePrompt prompt;
-  const std::vector<Run> runs = runs_of(ids, vision.placeholder);
+  const std::vector<Run> runs = runs_of(ids, vision.image_token);
   int64_t found = 0, needed = 0;
   for (const Run& run : runs) found += run.count;
   for (const PictureLayout& picture : pictures) needed += vision.cross ? 1 : picture.rows;
   if (found != needed) {
     return invalid_argument(
-        "the prompt has {} image tokens (id {}), its {} picture{} {}", found, vision.placeholder,
+        "the prompt has {} image tokens (id {}), its {} picture{} {}", found, vision.image_token,
         pictures.size(), pictures.size() == 1 ? "" : "s",
         pictures.size() == 1 ? fmt::format("needs {}", needed) : fmt::format("need {}", needed));
   }

@@ -1,6 +1,6 @@
 // Pictures in a prompt: what their processor and their tower make of them, and where the rows go.
 //
-// A prompt holds a run of placeholder tokens for each piece of a picture (media::PromptPiece); the
+// A prompt holds a run of image tokens for each piece of a picture (media::PromptPiece); the
 // rows of the pictures go there in order. place_pictures() also says the positions that tokens have
 // on the axes of M-RoPE, which tokens see one another, and what tokens see by cross-attention: all
 // that ForwardBatch takes, for whole prompts. Pure functions of plain values; thread-safe.
@@ -29,6 +29,9 @@ PictureLayout picture_layout(const media::ImageInput& picture, const VisionSpec&
 // Refers to the picture's values.
 VisionInput vision_input(const media::ImageInput& picture, const VisionSpec& spec);
 
+// That the tower reads what the processor makes of a picture. Errors name both sizes.
+Status check_picture(const media::ImageInput& picture, const VisionSpec& spec);
+
 // Tokens [token, token + count) of the prompt stand for rows [row, row + count) of a picture.
 struct PicturePlace {
   int32_t token = 0;
@@ -48,7 +51,7 @@ struct PicturePrompt {
   std::vector<ops::KeyRange> views;
 };
 
-// Errors say how many placeholders there are and how many are needed.
+// Errors say how many image tokens there are and how many are needed.
 Result<PicturePrompt> place_pictures(const ModelSpec& spec, std::span<const int32_t> ids,
                                      std::span<const PictureLayout> pictures);
 
