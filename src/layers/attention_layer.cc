@@ -124,8 +124,11 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
   if (!attends || !spec.output_gate) return step.ops.qkv_attention(all);
   const Matrix gate = step.arena.matrix(tokens, all.attend.out.cols);
   const ops::Product gates[] = {product_of(w.gate, gate)};
-  step.ops.project(in, gates);
-  all.in = {in.rows(), nullptr, {}, in.shared};  // normalised now
+  ops::EncodedForms forms;
+  ops::Input shared = in;  // by the gate and by what follows
+  if (shared.shared == nullptr) shared.shared = &forms;
+  step.ops.project(shared, gates);
+  all.in = {in.rows(), nullptr, {}, shared.shared};  // normalised now
   const ops::Product out[] = {std::exchange(all.attend.o, {})};
   step.ops.qkv_attention(all);
   step.ops.sigmoid_product(all.attend.out, gate);
@@ -165,16 +168,6 @@ struct GqaKind {
   static void store(Step& step, const Spec& spec, const Weights& w, int cache_layer,
                     const ops::Input& in) {
     gqa_store(step, spec, w, cache_layer, in);
-  }
-  static Status supported(const Spec& spec, const ops::Device& device) {
-    if (spec.output_gate) return unsupported("{} gates no attention; use the CPU", device.name());
-    if (spec.bias_buckets > 0)
-      return unsupported("{} adds no bias by distance; use the CPU", device.name());
-    if (!spec.two_way && spec.chunk == 0 && spec.rotates_keys) return {};
-    return unsupported("{} has no attention {}; use the CPU", device.name(),
-                       spec.two_way     ? "in both directions"
-                       : spec.chunk > 0 ? "in chunks"
-                                        : "with queries scaled by their position");
   }
   static BranchCache cache(const Spec& spec, ops::KvType type) {
     return {{type, spec.kv_heads, spec.head_dim, spec.value_dim, false, spec.bias_buckets > 0},

@@ -63,8 +63,8 @@ struct CrossAttentionKind {
     }
     return {};
   }
-  static Status supported(const Spec&, const ops::Device& device) {
-    return unsupported("{} does not run encoder-decoders: use --device cpu", device.name());
+  static Status supported(const Spec& spec, const ops::Device& device) {
+    return device.supports(cache(spec, ops::KvType::kF16).shape);
   }
   static std::string describe(const Spec& a) {
     return fmt::format("{} heads of {} over the encoder's output", a.heads, a.head_dim);

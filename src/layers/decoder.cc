@@ -71,6 +71,12 @@ void Decoder::encode(const ForwardBatch& batch, const KvStorage& cache) {
     }
   };
   encoder_->run(batch.encoder_inputs, write);
+  if (ops_.device() != nullptr) ops_.wait();  // tables outside a step may be written again
+}
+
+std::span<const int32_t> Decoder::types_of(const ForwardBatch& batch) const {
+  if (!batch.token_types.empty()) return batch.token_types;
+  return std::span<const int32_t>(zeros_).first(batch.token_ids.size());
 }
 
 Matrix Decoder::embed(Step& step) {
@@ -95,10 +101,7 @@ Matrix Decoder::embed(Step& step) {
   }
   if (spec_.token_types > 0) {
     const Matrix types = arena_.matrix(tokens, spec_.hidden_size);
-    const std::span<const int32_t> ids =
-        batch.token_types.empty() ? std::span<const int32_t>(zeros_).first(batch.token_ids.size())
-                                  : std::span<const int32_t>(batch.token_types);
-    ops_.embed(types, ends_->token_types, ids, 1.0f);
+    ops_.embed(types, ends_->token_types, types_of(batch), 1.0f);
     ops_.add(x, types, 1.0f);
   }
   if (spec_.embedded_norm) ops_.norm(x, x, norm_of(*spec_.embedded_norm, tables.embedded_norm));

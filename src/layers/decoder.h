@@ -64,6 +64,7 @@ class Decoder final : public Model {
   }
   ops::Product head(const Matrix& logits) const;
   Matrix embed(Step& step);
+  std::span<const int32_t> types_of(const ForwardBatch& batch) const;
   void encode(const ForwardBatch& batch, const KvStorage& cache);
   Matrix feature_stream(const ForwardBatch& batch, const Matrix& embedded);
   ops::Input paired_input(const Matrix& stream);

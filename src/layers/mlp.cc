@@ -57,10 +57,6 @@ struct MlpKind {
     if (sane(spec.ff)) return {};
     return invalid_argument("layer {}: an MLP of {} features", layer, spec.ff);
   }
-  static Status supported(const Spec& spec, const ops::Device& device) {
-    if (!spec.xielu) return {};
-    return unsupported("MLPs with xIELU on {}: use --device cpu", device.name());
-  }
   static std::string describe(const Spec& spec) {
     return fmt::format("{}MLP of {}{}", spec.gated ? "gated " : "", spec.ff,
                        spec.xielu ? " with xIELU" : "");
