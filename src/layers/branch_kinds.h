@@ -27,6 +27,7 @@ struct BranchCache {
   bool two_way = false;
   int cross = 0;           // > 0: at most this many positions of an encoder, not the tokens
   size_t state_bytes = 0;  // 0: keys and values
+  SpanUse spans = SpanUse::kNone;
 };
 
 struct BranchKind {

@@ -74,5 +74,9 @@ Architecture bamba();
 Architecture jamba();
 Architecture nemotron_h();
 Architecture minimax();
+Architecture qwen2_vl();
+Architecture qwen2_5_vl();
+Architecture qwen3_vl();
+Architecture mllama();
 
 }  // namespace freshet::models

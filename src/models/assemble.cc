@@ -1,5 +1,7 @@
 #include "models/assemble.h"
 
+#include <algorithm>
+
 #include "models/branch_loading.h"
 
 namespace freshet::models {
@@ -85,8 +87,14 @@ Status assemble_embedding(WeightReader& reader, const ModelSpec& spec, ModelWeig
     FRESHET_RETURN_IF_ERROR(
         assemble_convolution(reader, Role::kConvolution2, hidden, hidden, out.stem[1]));
   } else if (!spec.shared_embedding) {
-    FRESHET_RETURN_IF_ERROR(
-        assemble_table(reader, Role::kEmbedding, spec.vocab_size, width, out.embedding));
+    int64_t rows = spec.vocab_size;
+    if (spec.vision != nullptr && spec.vision->image_token >= rows) {
+      // The tokens of pictures lie behind the vocabulary, with some others that are not used.
+      const TensorSource* const table = reader.find(Role::kEmbedding, ".weight");
+      if (table != nullptr && !table->shape.empty())
+        rows = std::max<int64_t>(table->shape[0], spec.vision->image_token + 1);
+    }
+    FRESHET_RETURN_IF_ERROR(assemble_table(reader, Role::kEmbedding, rows, width, out.embedding));
   }
   if (spec.learned_positions > 0) {
     FRESHET_RETURN_IF_ERROR(

@@ -114,6 +114,10 @@ class Ops {
   // `growth` of the position.
   void rope_table(float* cos_sin, std::span<const int32_t> positions,
                   std::span<const float> inv_freq, float scale, const PositionScale& growth = {});
+  // The same for tokens with a position on each of several axes: frequency i is multiplied by the
+  // position on axis axes[i]. positions: [tokens, count]. Host only.
+  void rope_table(float* cos_sin, std::span<const int32_t> positions, int count,
+                  std::span<const int> axes, std::span<const float> inv_freq, float scale);
   // Rotates the first rotary_dim features of each head, in place. interleaved: pairs (2i, 2i+1);
   // otherwise (i, i + rotary_dim / 2). x: [tokens, heads * head_dim], the rotated part at `offset`
   // in a head.
@@ -148,6 +152,8 @@ class Ops {
   void scale(const Matrix& x, float scale);                   // in place
   void softcap(const Matrix& x, float cap);                   // cap * tanh(x / cap), in place
   void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows);
+  // out[rows[i]] = [out[rows[i]] +] x[i]. Host only.
+  void put_rows(const Matrix& out, std::span<const int32_t> rows, const Matrix& x, bool add);
   // x[t] *= sigmoid(gate[t, 0]), in place (the gate of Qwen2-MoE's shared expert).
   void sigmoid_gate(const Matrix& x, const Matrix& gate);
   // ids[t]: the argmax of row t. Ties go to the lowest column and NaNs are skipped; -1 if no value
