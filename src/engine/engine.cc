@@ -8,8 +8,10 @@
 #include <mutex>
 #include <random>
 
+#include "base/log.h"
 #include "base/units.h"
 #include "engine/memory.h"
+#include "engine/picture_text.h"
 #include "engine/plan.h"
 #include "engine/prefix_files.h"
 #include "engine/retention.h"
@@ -33,6 +35,7 @@ struct Engine::Impl {
   engine::MemoryPlan plan;
   CacheInfo cache;
   PooledHeads heads;
+  std::optional<PictureReading> reading;  // of pictures, if the model has a tower
   std::optional<speculative::Config> speculation;
   std::unique_ptr<speculative::Drafter> drafter;
   std::unique_ptr<speculative::LengthController> lengths;
@@ -120,6 +123,18 @@ std::vector<int32_t> decoder_start(const Checkpoint& checkpoint) {
   return ids;
 }
 
+// How pictures are taken; nothing if the model has no tower, or not on this device.
+Result<std::optional<PictureReading>> picture_reading(const std::string& folder, Model& model) {
+  const std::shared_ptr<const VisionSpec>& vision = model.spec().vision;
+  if (vision == nullptr) return std::optional<PictureReading>();
+  if (model.vision() == nullptr) {
+    log_warning("pictures are read on the CPU only: here the model takes text (--device cpu)");
+    return std::optional<PictureReading>();
+  }
+  FRESHET_ASSIGN_OR_RETURN(media::ImageSettings settings, media::load_image_settings(folder));
+  return std::optional(PictureReading{std::move(settings), vision->placeholder, vision->cross});
+}
+
 Result<std::optional<speculative::Config>> read_speculation(const EngineOptions& options,
                                                             const ModelSpec& spec) {
   if (options.speculative_config.empty()) return std::optional<speculative::Config>();
@@ -133,6 +148,10 @@ Result<std::optional<speculative::Config>> read_speculation(const EngineOptions&
   }
   FRESHET_ASSIGN_OR_RETURN(speculative::Config config,
                            speculative::parse_config(options.speculative_config));
+  if (spec.vision != nullptr && speculative::find_method(config.method)->cost != nullptr) {
+    return unsupported("{} reads pictures, which drafters with weights do not: draft with ngram",
+                       spec.architecture);
+  }
   if (config.tree.wanted() && kv_cache_spec(spec, ops::KvType::kF16).state_group() >= 0) {
     return unsupported(
         "draft trees need a model without states: {} has state-space or "
@@ -443,6 +462,8 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   l.eos = end_ids(checkpoint, words, spec.vocab_size);
   FRESHET_ASSIGN_OR_RETURN(l.heads, models::read_pooled_heads(checkpoint, spec));
   impl->heads = l.heads;
+  FRESHET_ASSIGN_OR_RETURN(impl->reading, picture_reading(options.model, impl->loaded->model()));
+  l.picture_cache_bytes = options.picture_cache_bytes;
   impl->tokenizer.emplace(std::move(words.tokenizer));
   impl->has_tokenizer = words.real;
   FRESHET_ASSIGN_OR_RETURN(
@@ -498,6 +519,10 @@ bool Engine::has_tokenizer() const {
 const Model& Engine::model() const {
   return impl_->loaded->model();
 }
+const PictureReading* Engine::pictures() const {
+  return impl_->reading ? &*impl_->reading : nullptr;
+}
+
 const PooledHeads& Engine::heads() const {
   return impl_->heads;
 }
