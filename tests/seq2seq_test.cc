@@ -298,11 +298,16 @@ TEST_P(Seq2seqEngine, RefusesWhatItCannotRead) {
   EXPECT_TRUE(engine->check(longer).has_value());
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Seq2seqEngine, ::testing::Values("t5", "bart", "whisper"),
-                         [](const auto& info) { return std::string(info.param); });
+const auto kModels = ::testing::Values("t5", "bart", "mbart", "marian", "m2m-100", "whisper");
 
-INSTANTIATE_TEST_SUITE_P(Models, Seq2seqGolden, ::testing::Values("t5", "bart", "whisper"),
-                         [](const auto& info) { return std::string(info.param); });
+std::string name_of_model(const ::testing::TestParamInfo<const char*>& info) {
+  std::string name = info.param;
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Seq2seqEngine, kModels, name_of_model);
+INSTANTIATE_TEST_SUITE_P(Models, Seq2seqGolden, kModels, name_of_model);
 
 }  // namespace
 }  // namespace freshet

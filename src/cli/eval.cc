@@ -26,6 +26,7 @@ struct Options {
   std::string model;
   std::string input;
   std::string inputs;
+  bool features = false;
   std::string output;
   int64_t window = 512;
   int64_t max_chars = 0;
@@ -113,11 +114,17 @@ struct Wanted {
   PooledHeads heads;
   std::vector<ModelInput> inputs;
   int64_t longest = 0, tokens = 0;
+  bool features = false;  // those that were made of sounds are written, too
 
+  bool writes_features(const ModelInput& input) const { return features && !input.audio.empty(); }
   std::vector<eval::SafetensorsWriter::Entry> entries() const {
     std::vector<eval::SafetensorsWriter::Entry> out;
     for (size_t i = 0; i < inputs.size(); ++i) {
       const int64_t length = std::ssize(inputs[i].ids);
+      if (writes_features(inputs[i])) {
+        out.push_back(
+            {fmt::format("input_features_{}", i), {inputs[i].mel_bins, inputs[i].frames}});
+      }
       if (spec.generates) {
         out.push_back({fmt::format("logits_{}", i), {length, spec.vocab_size}});
       } else if (heads.classifier) {
@@ -137,6 +144,8 @@ Result<Wanted> read_wanted(const Options& o) {
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
   FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(path));
   FRESHET_ASSIGN_OR_RETURN(w.spec, read_spec(checkpoint));
+  FRESHET_RETURN_IF_ERROR(add_features(w.inputs, path, w.spec));
+  w.features = o.features;
   FRESHET_ASSIGN_OR_RETURN(w.heads, models::read_pooled_heads(checkpoint, w.spec));
   for (size_t i = 0; i < w.inputs.size(); ++i) {
     FRESHET_RETURN_IF_ERROR(check_input(w.inputs[i], w.spec)
@@ -185,6 +194,7 @@ Status eval_logits(const Options& o, Context& context) {
     return {};
   };
   for (const ModelInput& input : w.inputs) {
+    if (w.writes_features(input)) FRESHET_RETURN_IF_ERROR(writer.write(input.features));
     if (whole) {
       FRESHET_RETURN_IF_ERROR(write_states(*session, w, input, writer));
       FRESHET_RETURN_IF_ERROR(advance(std::ssize(input.ids)));
@@ -223,7 +233,8 @@ Status eval_perplexity(const Options& o, Context& context) {
                                                         .context = o.window + 1,
                                                         .batch = kRows * o.batch,
                                                         .logit_rows = kRows * o.batch}));
-  const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
+  const Interrupts::Handler on_interrupt(
+      context.interrupts, [] {}, Interrupts::kPatience);
   ProgressLine progress;
   FRESHET_ASSIGN_OR_RETURN(const eval::Perplexity p,
                            eval::perplexity(*session, ids, options, [&](double fraction) {
@@ -262,13 +273,16 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
   logits->add_option("model", l->model, "Model folder, .gguf file or name")->required();
   logits->add_option("--ids", l->input, "A JSON file with a list of lists of token ids");
   logits->add_option("--inputs", l->inputs,
-                     "A .safetensors file with ids_i and, for encoders, token_type_ids_i");
+                     "A .safetensors file with ids_i and, for encoders, token_type_ids_i; for "
+                     "encoder-decoders decoder_ids_i, and for sound audio_i or input_features_i");
   logits
       ->add_option(
           "-o,--output", l->output,
           "The .safetensors file to write, F32: logits_i [tokens, vocabulary]; of encoders "
           "hidden_i [tokens, features] and embedding_i; of classifiers score_i")
       ->required();
+  logits->add_flag("--features", l->features,
+                   "Write the features of audio_i, too: input_features_i [mel bins, frames]");
   logits->add_flag("--json", l->json, "Print what was written as JSON");
   add_compute_options(*logits, l->run);
   add_examples(*logits,

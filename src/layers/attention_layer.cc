@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cmath>
+
 #include "layers/branch_kinds.h"
 
 namespace freshet {
@@ -94,6 +97,7 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
       all.attend.params.distance_bias = w.distance_bias.data();
       all.attend.params.bias_reach = spec.bias_distance;
     }
+    if (!spec.slopes.empty()) all.attend.params.slopes = spec.slopes.data();
     all.attend.o = product_of(w.out, into);
   }
   if (!attends || !spec.output_gate) return step.ops.qkv_attention(all);
@@ -144,7 +148,7 @@ struct GqaKind {
   }
   static Status supported(const Spec& spec, const ops::Device& device) {
     if (spec.output_gate) return unsupported("{} gates no attention; use the CPU", device.name());
-    if (spec.bias_buckets > 0)
+    if (spec.biased())
       return unsupported("{} adds no bias by distance; use the CPU", device.name());
     if (!spec.two_way && spec.chunk == 0 && spec.rotates_keys) return {};
     return unsupported("{} has no attention {}; use the CPU", device.name(),
@@ -153,7 +157,7 @@ struct GqaKind {
                                         : "with queries scaled by their position");
   }
   static BranchCache cache(const Spec& spec, ops::KvType type) {
-    return {{type, spec.kv_heads, spec.head_dim, spec.value_dim, false, spec.bias_buckets > 0},
+    return {{type, spec.kv_heads, spec.head_dim, spec.value_dim, false, spec.biased()},
             spec.window,
             spec.chunk,
             spec.two_way};
@@ -182,6 +186,12 @@ struct GqaKind {
       return invalid_argument("layer {}: {} buckets for distances up to {}", layer, a.bias_buckets,
                               a.bias_distance);
     }
+    if (!a.slopes.empty() &&
+        (std::ssize(a.slopes) != a.heads || a.bias_buckets > 0 ||
+         !std::ranges::all_of(a.slopes, [](float x) { return std::isfinite(x); }))) {
+      return invalid_argument("layer {}: {} slopes of positions for {} heads", layer,
+                              a.slopes.size(), a.heads);
+    }
     if (a.window < 0) return invalid_argument("layer {}: sliding window of {}", layer, a.window);
     if (a.chunk < 0 || (a.chunk > 0 && (a.window > 0 || a.two_way))) {
       return invalid_argument("layer {}: attention in chunks of {} with a window or both ways",
@@ -190,14 +200,14 @@ struct GqaKind {
     return validate_rotation(model, a.rope, a.head_dim, layer);
   }
   static std::string describe(const Spec& a) {
-    return fmt::format("{} heads of {} over {} for keys and values{}{}{}", a.heads, a.head_dim,
-                       a.kv_heads,
-                       describe_attention_options(a.window, a.sinks, a.rotates_keys ? a.rope : -1) +
-                           (a.rotates_keys ? "" : ", queries scaled by position") +
-                           (a.chunk > 0 ? fmt::format(", chunks of {}", a.chunk) : "") +
-                           (a.two_way ? ", both directions" : ""),
-                       a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "",
-                       a.output_gate ? ", output gate" : "");
+    return fmt::format(
+        "{} heads of {} over {} for keys and values{}{}{}", a.heads, a.head_dim, a.kv_heads,
+        describe_attention_options(a.window, a.sinks, a.rotates_keys ? a.rope : -1) +
+            (a.rotates_keys ? "" : ", queries scaled by position") +
+            (a.chunk > 0 ? fmt::format(", chunks of {}", a.chunk) : "") +
+            (a.slopes.empty() ? "" : ", ALiBi") + (a.two_way ? ", both directions" : ""),
+        a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "",
+        a.output_gate ? ", output gate" : "");
   }
   static void fields(const Spec& a, json::Object& to) {
     to["attention"] = kName;

@@ -93,6 +93,11 @@ struct AttentionSpec {
   // The result is multiplied by the sigmoid of a projection of the input, before `out`. The
   // checkpoint has its rows behind each head's queries.
   bool output_gate = false;
+  // [heads], or empty: what a score loses for each position that its key is behind the query
+  // (ALiBi, arXiv:2108.12409).
+  std::vector<float> slopes;
+
+  bool biased() const { return bias_buckets > 0 || !slopes.empty(); }
 };
 
 // Attention of a decoder's tokens to all of an encoder's output, whose keys and values are written
@@ -320,6 +325,10 @@ struct ModelSpec {
 
   // Whose output the layers' CrossAttentionSpecs read. It ends with its final norm.
   std::shared_ptr<const ModelSpec> encoder;
+
+  // > 0: the position table is not learned: position p has sines and then cosines of
+  // p * 10000^(-i / sine_divisor), i = 0 .. hidden_size / 2 - 1.
+  int sine_divisor = 0;
 
   float residual_scale = 1.0f;  // of each branch before it is added
   std::optional<NormSpec> final_norm;

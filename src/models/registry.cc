@@ -35,7 +35,9 @@ std::span<const Architecture> architectures() {
       gte(),          gte_new(),       t5(),         mt5(),        bart(),
       mbart(),        whisper(),       lfm2(),       lfm2_moe(),   mamba(),
       falcon_mamba(), mamba2(),        qwen3_next(), falcon_h1(),  granitemoehybrid(),
-      bamba(),        jamba(),         nemotron_h(), minimax(),
+      bamba(),        jamba(),         nemotron_h(), minimax(),    marian(),
+      m2m_100(),      baichuan(),      bloom(),      mpt(),        qwen3_5(),
+      qwen3_5_moe(),
   };
   return list;
 }
