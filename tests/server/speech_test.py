@@ -55,7 +55,7 @@ def text_of(tokens):
 class Transcriptions(Case):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server(model=MODEL, template=None)
+        cls.server = Server("--reference", model=MODEL, template=None)
         with open(os.path.join(MODEL, "expected.json"), encoding="utf-8") as f:
             cls.cases = json.load(f)
 
@@ -67,7 +67,9 @@ class Transcriptions(Case):
         c = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=120)
         c.request("POST", path, body, {"Content-Type": kind})
         r = c.getresponse()
-        return r.status, r.getheader("Content-Type"), r.read()
+        answer = r.status, r.getheader("Content-Type"), r.read()
+        c.close()
+        return answer
 
     def ask(self, *fields, file=None, path="/v1/audio/transcriptions"):
         status, kind, body = self.post(form(fields, file), path)
@@ -181,13 +183,14 @@ class OtherModels(Case):
             r = c.getresponse()
             self.assertEqual(r.status, 400)
             self.assertIn("reads no sound", json.loads(r.read())["error"]["message"])
+            c.close()
         finally:
             self.assertEqual(server.stop(), 0)
 
 
 class Command(Case):
     def run_with(self, *arguments, code=0):
-        done = subprocess.run([FRESHET, "transcribe", *arguments], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([FRESHET, "transcribe", *arguments, "--reference"], capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, code, done.stderr)
         return done
 
