@@ -91,10 +91,12 @@ class WeightReader {
   // The same without a bias, of the rows of two roles: `second` behind `first`.
   Status joined(Linear& out, Role first, int64_t first_rows, Role second, int64_t second_rows,
                 int layer, int64_t cols);
-  Status norm(NormWeights& out, Role role, const NormSpec& spec, int layer, int64_t size);
-  // A vector of a role; `offset` is added to each number.
+  // Weight and bias times `factor`.
+  Status norm(NormWeights& out, Role role, const NormSpec& spec, int layer, int64_t size,
+              float factor = 1);
+  // A vector of a role: each number plus `offset`, times `factor`.
   Status vector(Vector& out, Role role, std::string_view suffix, int layer, int64_t size,
-                float offset = 0);
+                float offset = 0, float factor = 1);
 
   void release(const loader::TensorSource& source);
   std::vector<Model::WeightInfo> take_infos() { return std::move(infos_); }
