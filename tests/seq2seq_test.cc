@@ -341,26 +341,21 @@ TEST_P(Seq2seqEngine, RefusesWhatItCannotRead) {
   EXPECT_TRUE(engine->check(longer).has_value());
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Seq2seqEngine, ::testing::Values("t5", "bart", "whisper"),
-                         [](const auto& info) { return std::string(info.param); });
+const auto kModels = ::testing::Values("t5", "bart", "mbart", "marian", "m2m-100", "whisper");
 
+std::string name_of_model(const ::testing::TestParamInfo<const char*>& info) {
+  std::string name = info.param;
+  for (char& c : name) c = c == '-' || c == '@' ? '_' : c;
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Seq2seqEngine, kModels, name_of_model);
+INSTANTIATE_TEST_SUITE_P(Models, Seq2seqGolden, kModels, name_of_model);
 INSTANTIATE_TEST_SUITE_P(Cuda, Seq2seqEngine,
                          ::testing::Values("t5@cuda", "bart-wide@cuda", "whisper-wide@cuda"),
-                         [](const auto& of) {
-                           std::string name = of.param;
-                           for (char& c : name) c = c == '-' || c == '@' ? '_' : c;
-                           return name;
-                         });
-
+                         name_of_model);
 INSTANTIATE_TEST_SUITE_P(Models, Seq2seqCuda, ::testing::Values("t5", "bart-wide", "whisper-wide"),
-                         [](const auto& of) {
-                           std::string name = of.param;
-                           std::ranges::replace(name, '-', '_');
-                           return name;
-                         });
-
-INSTANTIATE_TEST_SUITE_P(Models, Seq2seqGolden, ::testing::Values("t5", "bart", "whisper"),
-                         [](const auto& info) { return std::string(info.param); });
+                         name_of_model);
 
 }  // namespace
 }  // namespace freshet

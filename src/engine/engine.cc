@@ -41,6 +41,8 @@ struct Engine::Impl {
   std::unique_ptr<speculative::LengthController> lengths;
   kv_cache::TierConfig tier_config;
   std::unique_ptr<kv_cache::TierStore> tiers;
+  std::string model_path;
+  std::vector<int32_t> decoder_start;
   std::string identity;   // of cached blocks
   Status keeps_prefixes;  // an error: why they cannot be kept outside of the cache
   std::unique_ptr<engine::StepLoop> loop;
@@ -110,7 +112,7 @@ std::vector<int32_t> end_ids(const Checkpoint& checkpoint, const Vocabulary& voc
 }
 
 // What the decoder of an encoder-decoder begins with.
-std::vector<int32_t> decoder_start(const Checkpoint& checkpoint) {
+std::vector<int32_t> read_decoder_start(const Checkpoint& checkpoint) {
   std::vector<int32_t> ids;
   for (const char* key : {"decoder_start_token_id", "forced_bos_token_id"}) {
     const json::Value& generation = checkpoint.generation_config();
@@ -407,6 +409,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   };
   progress("reading the configuration", 0.0);
   auto impl = std::make_unique<Impl>();
+  impl->model_path = options.model;
   FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model));
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
   const runtime::LoadOptions loading = load_options(options);
@@ -423,14 +426,13 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   if (spec.encoder != nullptr) {
     // Keys and values of the decoder's tokens depend on what the encoder has read.
     l.share_prefixes = false;
-    l.decoder_start = decoder_start(checkpoint);
+    l.decoder_start = impl->decoder_start = read_decoder_start(checkpoint);
   }
   l.retention = layout.retention.policy;
   l.scheduler.max_slots = layout.retention.max_slots;
   impl->cache = describe_cache(options, plan, l.share_prefixes);
   impl->keeps_prefixes = engine::keeps_prefixes(spec, plan.groups, l.share_prefixes);
   if (impl->tier_config.wanted()) FRESHET_RETURN_IF_ERROR(impl->keeps_prefixes);
-
   auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
   FRESHET_ASSIGN_OR_RETURN(impl->loaded, runtime::LoadedModel::load(compute, checkpoint, loading));
   if (speculation != nullptr) {
@@ -525,6 +527,12 @@ const PictureReading* Engine::pictures() const {
 
 const PooledHeads& Engine::heads() const {
   return impl_->heads;
+}
+const std::string& Engine::model_path() const {
+  return impl_->model_path;
+}
+const std::vector<int32_t>& Engine::decoder_start() const {
+  return impl_->decoder_start;
 }
 int Engine::max_model_len() const {
   return impl_->plan.max_model_len;

@@ -23,7 +23,7 @@ struct KvShape {
   int key_dim = 0;
   int value_dim = 0;
   bool value_is_key_prefix = false;  // MLA: a value is the first value_dim features of its key
-  bool biased = false;               // attention adds AttentionParams::distance_bias
+  bool biased = false;               // attention adds AttentionParams::distance_bias or ::slopes
   size_t head_bytes() const;         // of one KV head in a block, scales included
   size_t block_bytes() const;        // of one block of this layer, a multiple of 64
 };
@@ -88,6 +88,9 @@ struct AttentionParams {
   // query's, clamped to +-bias_reach) is entry bias_reach + d. Only for shapes that are `biased`.
   const float* distance_bias = nullptr;
   int bias_reach = 0;
+  // [heads]: slopes[h] * d is added to the score of a key at distance d (ALiBi, arXiv:2108.12409).
+  // Only for shapes that are `biased`, and not together with distance_bias.
+  const float* slopes = nullptr;
 };
 
 }  // namespace freshet::ops
