@@ -192,7 +192,13 @@ Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded
     const Scratch scratch(arena_);
     const Matrix features = arena_.matrix(tokens, width);
     ops_.gather_rows(features, given, rows);
-    if (f.input_norm) ops_.norm(features, features, norm(f.input_norm, weights_->input_norm));
+    const int64_t part = width / input_norm_parts_;
+    for (int64_t first = 0; f.input_norm && first < width; first += part) {
+      const Matrix one = features.slice_cols(first, part);
+      ops::Norm own = norm(f.input_norm, weights_->input_norm);
+      if (own.weight != nullptr) own.weight += first;
+      ops_.norm(one, one, own);
+    }
     const ops::Product products[] = {product_of(weights_->features, x)};
     ops_.matmul(features, products);
   }
