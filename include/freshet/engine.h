@@ -44,6 +44,15 @@ enum class Acceptance {
   kSynthetic,  // a given share of the drafts, for measurements: the text is meaningless
 };
 
+// Forbids tokens: a model's own rules about what may follow what, as Whisper's about timestamps.
+class TokenRules {
+ public:
+  virtual ~TokenRules() = default;
+  // Sets the logits of forbidden tokens to minus infinity, before all else. `output`: the sample's
+  // tokens so far. Called once for each token, from one thread at a time for each sample.
+  virtual void apply(const std::vector<int32_t>& output, float* logits, int64_t vocab) = 0;
+};
+
 // How the next token is chosen. The defaults are vLLM's. Order: penalties, logit bias, temperature,
 // then min-p, top-k, top-p, typical-p. Random numbers are a function of (seed,
 // sample, position, token id): docs/sampling.md.
@@ -80,6 +89,8 @@ struct SamplingParams {
   bool in_thought = false;
   // Absent: the engine's rule. May be given only if the engine has a drafter; never kSynthetic.
   std::optional<Acceptance> rejection_sample_method;
+  // Shared by the samples of a request. Not allowed with beam search.
+  std::shared_ptr<TokenRules> rules;
 };
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };
@@ -361,6 +372,10 @@ class Engine {
   const PooledHeads& heads() const;  // what the model gives besides text
   // How the model takes pictures (src/engine/picture_text.h); nullptr: it reads text only.
   const PictureReading* pictures() const;
+  const PooledHeads& heads() const;       // what the model gives besides text
+  const std::string& model_path() const;  // EngineOptions::model
+  // Encoder-decoders: what the decoder begins with if a request does not say so.
+  const std::vector<int32_t>& decoder_start() const;
   int max_model_len() const;
   int max_drafts() const;  // most drafted tokens of a sequence in a step; 0: no speculation
   CacheInfo cache_info() const;

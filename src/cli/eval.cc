@@ -118,14 +118,22 @@ struct Wanted {
   std::vector<std::vector<media::ImageInput>> pictures;  // [inputs]
   std::vector<eval::PixelValues> features;               // [inputs]; empty if they are not wanted
   int64_t longest = 0, tokens = 0;
-  int64_t longest_span = 0;  // of tokens that see one another
+  int64_t longest_span = 0;     // of tokens that see one another
+  bool sound_features = false;  // those that were made of sounds are written, too
 
+  bool writes_features(const ModelInput& input) const {
+    return sound_features && !input.audio.empty();
+  }
   std::vector<eval::SafetensorsWriter::Entry> entries() const {
     std::vector<eval::SafetensorsWriter::Entry> out;
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!features.empty() && !features[i].values.empty())
         out.push_back({fmt::format("pixel_values_{}", i), features[i].shape});
       const int64_t length = std::ssize(inputs[i].ids);
+      if (writes_features(inputs[i])) {
+        out.push_back(
+            {fmt::format("input_features_{}", i), {inputs[i].mel_bins, inputs[i].frames}});
+      }
       if (spec.generates) {
         out.push_back({fmt::format("logits_{}", i), {length, spec.vocab_size}});
       } else if (heads.classifier) {
@@ -174,6 +182,8 @@ Result<Wanted> read_wanted(const Options& o) {
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
   FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(path));
   FRESHET_ASSIGN_OR_RETURN(w.spec, read_spec(checkpoint));
+  FRESHET_RETURN_IF_ERROR(add_features(w.inputs, path, w.spec));
+  w.sound_features = o.features;
   FRESHET_ASSIGN_OR_RETURN(w.heads, models::read_pooled_heads(checkpoint, w.spec));
   w.pictures.resize(w.inputs.size());
   if (o.features) w.features.resize(w.inputs.size());
@@ -228,6 +238,7 @@ Status eval_logits(const Options& o, Context& context) {
   for (size_t i = 0; i < w.inputs.size(); ++i) {
     const ModelInput& input = w.inputs[i];
     if (!w.features.empty()) FRESHET_RETURN_IF_ERROR(writer.write(w.features[i].values));
+    if (w.writes_features(input)) FRESHET_RETURN_IF_ERROR(writer.write(input.features));
     if (whole) {
       FRESHET_RETURN_IF_ERROR(write_states(*session, w, input, writer));
       FRESHET_RETURN_IF_ERROR(advance(std::ssize(input.ids)));
@@ -274,7 +285,8 @@ Status eval_perplexity(const Options& o, Context& context) {
                                                         .context = o.window + 1,
                                                         .batch = kRows * o.batch,
                                                         .logit_rows = kRows * o.batch}));
-  const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
+  const Interrupts::Handler on_interrupt(
+      context.interrupts, [] {}, Interrupts::kPatience);
   ProgressLine progress;
   FRESHET_ASSIGN_OR_RETURN(const eval::Perplexity p,
                            eval::perplexity(*session, ids, options, [&](double fraction) {
@@ -322,8 +334,9 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
           "The .safetensors file to write, F32: logits_i [tokens, vocabulary]; of encoders "
           "hidden_i [tokens, features] and embedding_i; of classifiers score_i")
       ->required();
-  logits->add_flag("--features", l->features,
-                   "Also write what the image processor makes of image_i_k: pixel_values_i");
+  logits->add_flag(
+      "--features", l->features,
+      "Also write what is made of audio_i and image_i_k: input_features_i, pixel_values_i");
   logits->add_flag("--json", l->json, "Print what was written as JSON");
   add_compute_options(*logits, l->run);
   add_examples(*logits,

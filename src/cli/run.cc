@@ -14,6 +14,8 @@
 #include "cli/options.h"
 #include "cli/prompts.h"
 #include "cli/text_width.h"
+#include "engine/translation.h"
+#include "layers/model.h"
 
 namespace freshet::cli {
 namespace run_command {
@@ -30,6 +32,7 @@ struct Options {
   bool plain = false;
   std::string system;
   std::string chat_template;
+  std::string source_language, target_language;
   int samples = 1;
   int logprobs = -1;
   int parallel = 32;
@@ -131,6 +134,8 @@ class Runner {
   };
   Status read_texts(const What& what);
   Status add_chat(ChatPrompt& chat);
+  Status add_translations();
+  bool translates() const { return !o_.source_language.empty() || !o_.target_language.empty(); }
   Result<std::optional<ChatPrompt>> chosen_template() const;
   Result<std::unique_ptr<Generation>> start(size_t index);
   Status finish(size_t index, Generation& generation);
@@ -158,6 +163,7 @@ class Runner {
   FinishReason finish_ = FinishReason::kNone;  // of the last sample
   std::vector<std::vector<int32_t>> prompts_;
   std::vector<engine::Picture> pictures_;  // of each prompt
+  std::vector<Request> requests_;          // empty, or one for each prompt
 };
 
 Status Runner::read_texts(const What& what) {
@@ -207,6 +213,23 @@ Status Runner::add_chat(ChatPrompt& chat) {
   return {};
 }
 
+Status Runner::add_translations() {
+  const ModelSpec& spec = engine_.model().spec();
+  if (spec.encoder == nullptr || spec.encoder->stem)
+    return invalid_argument(
+        "--source-language and --target-language are for models that translate");
+  for (const std::string& text : texts_) {
+    FRESHET_ASSIGN_OR_RETURN(TranslationPrompt prompt,
+                             translation_prompt(engine_.tokenizer(), engine_.decoder_start(), text,
+                                                o_.source_language, o_.target_language));
+    Request& request = requests_.emplace_back();
+    request.encoder_ids = std::move(prompt.encoder_ids);
+    request.prompt = std::move(prompt.prompt);
+    prompts_.push_back(request.prompt);
+  }
+  return {};
+}
+
 Status Runner::add_prompts(const What& what) {
   if (!o_.ids_file.empty()) {
     FRESHET_ASSIGN_OR_RETURN(prompts_, read_ids(o_.ids_file));
@@ -214,10 +237,13 @@ Status Runner::add_prompts(const What& what) {
   }
   if (!o_.inputs_file.empty()) {
     FRESHET_ASSIGN_OR_RETURN(std::vector<ModelInput> inputs, read_model_inputs(o_.inputs_file));
-    for (ModelInput& input : inputs) prompts_.push_back(std::move(input.ids));
+    FRESHET_RETURN_IF_ERROR(add_features(inputs, engine_.model_path(), engine_.model().spec()));
+    for (ModelInput& input : inputs) requests_.push_back(request_of(input));
+    for (const Request& request : requests_) prompts_.push_back(request.prompt);
     return {};
   }
   FRESHET_RETURN_IF_ERROR(read_texts(what));
+  if (translates()) return add_translations();
   FRESHET_ASSIGN_OR_RETURN(std::optional<ChatPrompt> chat, chosen_template());
   templated_ = chat.has_value();
   if (!templated_ && !o_.images.empty())
@@ -239,6 +265,7 @@ Status Runner::add_prompts(const What& what) {
 
 Result<std::unique_ptr<Generation>> Runner::start(size_t index) {
   Request request;
+  if (!requests_.empty()) request = std::move(requests_[index]);
   request.prompt = prompts_[index];
   request.pictures = pictures_;
   request.params = params_;
@@ -425,7 +452,8 @@ void add_run(CLI::App& program, Context& context, Action& action) {
   c->add_option("--ids", o->ids_file,
                 "A JSON file with prompts as a list of lists of token ids (implies --ignore-eos)");
   c->add_option("--inputs", o->inputs_file,
-                "A .safetensors file with prompts as tensors ids_i (implies --ignore-eos)");
+                "A .safetensors file with prompts as tensors ids_i, or with what an encoder reads "
+                "and decoder_ids_i (implies --ignore-eos)");
   c->add_flag("--stop-at-eos", o->stop_at_eos,
               "With --ids or --inputs: stop at an end-of-text token (default: ignore it)");
   c->add_option("--image", o->images,
@@ -438,6 +466,10 @@ void add_run(CLI::App& program, Context& context, Action& action) {
   c->add_option("--system", o->system, "The system message, for a model with a chat template");
   c->add_option("--chat-template", o->chat_template,
                 "A Jinja file to use instead of the model's template");
+  c->add_option("--source-language", o->source_language,
+                "Of models that translate: the text's language, e.g. eng_Latn");
+  c->add_option("--target-language", o->target_language,
+                "Of models that translate: the language to write, e.g. deu_Latn");
   c->add_option("--samples", o->samples, "Number of answers per prompt")
       ->check(CLI::Range(1, 1024));
   c->add_option("--parallel", o->parallel, "Number of prompts that run at the same time")

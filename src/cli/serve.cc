@@ -224,6 +224,7 @@ Status serve(Options& o, Context& context) {
         "freshet: waiting for running requests; press Ctrl-C again to stop at once");
   app->drain();
   const bool finished = http->stop(o.shutdown_timeout_s);
+  app->end_work();
   engine.reset();  // before anything that its callbacks use is destroyed
   if (!finished) return io_error("some requests were cut off after {} s", o.shutdown_timeout_s);
   return {};

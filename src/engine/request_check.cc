@@ -144,6 +144,8 @@ std::optional<RequestError> find_error(const Request& r, const RequestLimits& li
   if (r.params.grammar && r.params.beam_width > 0) {
     return wrong("grammar", "structured output and beam search cannot be combined");
   }
+  if (r.params.rules != nullptr && r.params.beam_width > 0)
+    return wrong("beam_width", "a model's own rules and beam search cannot be combined");
   if (r.params.grammar && (r.params.grammar->trie().vocab_size() > limits.vocab ||
                            (r.params.thought && r.params.thought->vocab_size() > limits.vocab))) {
     return wrong("grammar", "the grammar was compiled for another vocabulary");

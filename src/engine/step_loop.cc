@@ -335,7 +335,7 @@ void StepLoop::propose() {
     options_.lengths->choose(drafts_);
     asked = 0;
     for (size_t i = 0; i < drafts_.size(); ++i) {
-      if (drafts_[i].limit <= 0) continue;
+      if (drafts_[i].limit <= 0 && drafts_[i].lookup_limit <= 0) continue;
       std::swap(drafts_[i], drafts_[asked]);
       std::swap(drafted_[i], drafted_[asked]);
       ++asked;

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "layers/branch_kinds.h"
@@ -119,6 +121,7 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
       all.attend.params.distance_bias = w.distance_bias.data();
       all.attend.params.bias_reach = spec.bias_distance;
     }
+    if (!spec.slopes.empty()) all.attend.params.slopes = spec.slopes.data();
     all.attend.o = product_of(w.out, into);
     all.attend.o.scale *= v_scale;
     if (v_scale != 1.0f && w.out.bias.data() != nullptr)
@@ -129,8 +132,11 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
   if (!attends || !spec.output_gate) return step.ops.qkv_attention(all);
   const Matrix gate = step.arena.matrix(tokens, all.attend.out.cols);
   const ops::Product gates[] = {product_of(w.gate, gate)};
-  step.ops.project(in, gates);
-  all.in = {in.rows(), nullptr, {}, in.shared};  // normalised now
+  ops::EncodedForms forms;
+  ops::Input shared = in;  // by the gate and by what follows
+  if (shared.shared == nullptr) shared.shared = &forms;
+  step.ops.project(shared, gates);
+  all.in = {in.rows(), nullptr, {}, shared.shared};  // normalised now
   const ops::Product out[] = {std::exchange(all.attend.o, {})};
   step.ops.qkv_attention(all);
   step.ops.sigmoid_product(all.attend.out, gate);
@@ -175,23 +181,12 @@ struct GqaKind {
                     const ops::Input& in) {
     gqa_store(step, spec, w, cache_layer, in);
   }
-  static Status supported(const Spec& spec, const ops::Device& device) {
-    if (spec.output_gate) return unsupported("{} gates no attention; use the CPU", device.name());
-    if (spec.bias_buckets > 0)
-      return unsupported("{} adds no bias by distance; use the CPU", device.name());
-    if (!spec.two_way && spec.chunk == 0 && spec.rotates_keys) return {};
-    return unsupported("{} has no attention {}; use the CPU", device.name(),
-                       spec.two_way     ? "in both directions"
-                       : spec.chunk > 0 ? "in chunks"
-                                        : "with queries scaled by their position");
-  }
   static BranchCache cache(const Spec& spec, ops::KvType type) {
-    return {
-        .shape = {type, spec.kv_heads, spec.head_dim, spec.value_dim, false, spec.bias_buckets > 0},
-        .window = spec.window,
-        .chunk = spec.chunk,
-        .two_way = spec.two_way,
-        .spans = spec.spans};
+    return {.shape = {type, spec.kv_heads, spec.head_dim, spec.value_dim, false, spec.biased()},
+            .window = spec.window,
+            .chunk = spec.chunk,
+            .two_way = spec.two_way,
+            .spans = spec.spans};
   }
   static int64_t stored_outputs(const Spec& spec) {
     return int64_t{spec.kv_heads} * (spec.head_dim + spec.value_dim);
@@ -217,6 +212,12 @@ struct GqaKind {
       return invalid_argument("layer {}: {} buckets for distances up to {}", layer, a.bias_buckets,
                               a.bias_distance);
     }
+    if (!a.slopes.empty() &&
+        (std::ssize(a.slopes) != a.heads || a.bias_buckets > 0 ||
+         !std::ranges::all_of(a.slopes, [](float x) { return std::isfinite(x); }))) {
+      return invalid_argument("layer {}: {} slopes of positions for {} heads", layer,
+                              a.slopes.size(), a.heads);
+    }
     if (a.window < 0) return invalid_argument("layer {}: sliding window of {}", layer, a.window);
     if (a.chunk < 0 || (a.chunk > 0 && (a.window > 0 || a.two_way))) {
       return invalid_argument("layer {}: attention in chunks of {} with a window or both ways",
@@ -225,15 +226,15 @@ struct GqaKind {
     return validate_rotation(model, a.rope, a.head_dim, layer);
   }
   static std::string describe(const Spec& a) {
-    return fmt::format("{} heads of {} over {} for keys and values{}{}{}", a.heads, a.head_dim,
-                       a.kv_heads,
-                       describe_attention_options(a.window, a.sinks, a.rotates_keys ? a.rope : -1) +
-                           (a.rotates_keys ? "" : ", queries scaled by position") +
-                           (a.chunk > 0 ? fmt::format(", chunks of {}", a.chunk) : "") +
-                           (a.two_way ? ", both directions" : "") +
-                           (a.spans == SpanUse::kAlso ? ", both directions in pictures" : ""),
-                       a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "",
-                       a.output_gate ? ", output gate" : "");
+    return fmt::format(
+        "{} heads of {} over {} for keys and values{}{}{}", a.heads, a.head_dim, a.kv_heads,
+        describe_attention_options(a.window, a.sinks, a.rotates_keys ? a.rope : -1) +
+            (a.rotates_keys ? "" : ", queries scaled by position") +
+            (a.chunk > 0 ? fmt::format(", chunks of {}", a.chunk) : "") +
+            (a.slopes.empty() ? "" : ", ALiBi") + (a.two_way ? ", both directions" : "") +
+            (a.spans == SpanUse::kAlso ? ", both directions in pictures" : ""),
+        a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "",
+        a.output_gate ? ", output gate" : "");
   }
   static void fields(const Spec& a, json::Object& to) {
     to["attention"] = kName;

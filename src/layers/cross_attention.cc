@@ -102,8 +102,10 @@ struct CrossAttentionKind {
                             a.encoder_size);
   }
   static Status supported(const Spec& a, const ops::Device& device) {
-    return unsupported("{} does not run {}: use --device cpu", device.name(),
-                       a.pictures ? "cross-attention to pictures" : "encoder-decoders");
+    if (a.pictures)
+      return unsupported("{} does not run cross-attention to pictures: use --device cpu",
+                         device.name());
+    return device.supports(cache(a, ops::KvType::kF16).shape);
   }
   static std::string describe(const Spec& a) {
     return fmt::format("{} heads of {} over {}", a.heads, a.head_dim,

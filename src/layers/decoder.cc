@@ -84,6 +84,7 @@ void Decoder::encode(const ForwardBatch& batch, const KvStorage& cache) {
                   [&](size_t first, const ForwardBatch& encoded, const Matrix& states) {
                     write_cross(batch, cache, first, encoded, states);
                   });
+    if (ops_.device() != nullptr) ops_.wait();  // tables outside a step may be written again
     return;
   }
   const int64_t width = spec_.hidden_size;
@@ -113,6 +114,11 @@ void Decoder::put_pictures(const ForwardBatch& batch, int level, const Matrix& x
   }
 }
 
+std::span<const int32_t> Decoder::types_of(const ForwardBatch& batch) const {
+  if (!batch.token_types.empty()) return batch.token_types;
+  return std::span<const int32_t>(zeros_).first(batch.token_ids.size());
+}
+
 Matrix Decoder::embed(Step& step) {
   const ForwardBatch& batch = step.batch;
   const int64_t tokens = batch.tokens();
@@ -136,10 +142,7 @@ Matrix Decoder::embed(Step& step) {
   }
   if (spec_.token_types > 0) {
     const Matrix types = arena_.matrix(tokens, spec_.hidden_size);
-    const std::span<const int32_t> ids =
-        batch.token_types.empty() ? std::span<const int32_t>(zeros_).first(batch.token_ids.size())
-                                  : std::span<const int32_t>(batch.token_types);
-    ops_.embed(types, ends_->token_types, ids, 1.0f);
+    ops_.embed(types, ends_->token_types, types_of(batch), 1.0f);
     ops_.add(x, types, 1.0f);
   }
   if (spec_.embedded_norm) ops_.norm(x, x, norm_of(*spec_.embedded_norm, tables.embedded_norm));
@@ -189,7 +192,13 @@ Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded
     const Scratch scratch(arena_);
     const Matrix features = arena_.matrix(tokens, width);
     ops_.gather_rows(features, given, rows);
-    if (f.input_norm) ops_.norm(features, features, norm(f.input_norm, weights_->input_norm));
+    const int64_t part = width / input_norm_parts_;
+    for (int64_t first = 0; f.input_norm && first < width; first += part) {
+      const Matrix one = features.slice_cols(first, part);
+      ops::Norm own = norm(f.input_norm, weights_->input_norm);
+      if (own.weight != nullptr) own.weight += first;
+      ops_.norm(one, one, own);
+    }
     const ops::Product products[] = {product_of(weights_->features, x)};
     ops_.matmul(features, products);
   }

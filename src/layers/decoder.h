@@ -32,6 +32,10 @@ class Decoder final : public Model {
 
   ~Decoder() override;
 
+  // Of a draft head whose features are normalised (FeatureSpec::input_norm): in this many equal
+  // parts, each by itself, instead of as a whole.
+  void split_input_norm(int parts) { input_norm_parts_ = parts; }
+
   const ModelSpec& spec() const override { return spec_; }
   // Bytes of a workspace. Models that share their Ops share all but `own`.
   struct Workspace {
@@ -66,6 +70,7 @@ class Decoder final : public Model {
   }
   ops::Product head(const Matrix& logits) const;
   Matrix embed(Step& step);
+  std::span<const int32_t> types_of(const ForwardBatch& batch) const;
   void encode(const ForwardBatch& batch, const KvStorage& cache);
   void write_cross(const ForwardBatch& batch, const KvStorage& cache, size_t first,
                    const ForwardBatch& encoded, const Matrix& states);
@@ -102,6 +107,7 @@ class Decoder final : public Model {
   void write_logits(Step& step, const Matrix& x, const Matrix& logits, const Matrix& hidden);
 
   ModelSpec spec_;
+  int input_norm_parts_ = 1;
   std::shared_ptr<const ModelWeights> weights_, ends_;
   std::vector<WeightInfo> infos_;
   ops::Ops& ops_;

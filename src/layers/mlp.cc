@@ -93,8 +93,7 @@ struct MlpKind {
   static Status supported(const Spec& spec, const ops::Device& device) {
     if (spec.sighted || spec.tanh_gate)
       return unsupported("MLPs for pictures on {}: use --device cpu", device.name());
-    if (!spec.xielu) return {};
-    return unsupported("MLPs with xIELU on {}: use --device cpu", device.name());
+    return {};
   }
   static std::string describe(const Spec& spec) {
     return fmt::format("{}MLP of {}{}", spec.gated ? "gated " : "", spec.ff,

@@ -101,6 +101,11 @@ struct AttentionSpec {
   // checkpoint has its rows behind each head's queries.
   bool output_gate = false;
   SpanUse spans = SpanUse::kNone;
+  // [heads], or empty: what a score loses for each position that its key is behind the query
+  // (ALiBi, arXiv:2108.12409).
+  std::vector<float> slopes;
+
+  bool biased() const { return bias_buckets > 0 || !slopes.empty(); }
 };
 
 // Attention of a decoder's tokens to all of an encoder's output, whose keys and values are written
@@ -341,6 +346,9 @@ struct ModelSpec {
 
   // The tower for pictures; nullptr: the model reads text alone.
   std::shared_ptr<const VisionSpec> vision;
+  // > 0: the position table is not learned: position p has sines and then cosines of
+  // p * 10000^(-i / sine_divisor), i = 0 .. hidden_size / 2 - 1.
+  int sine_divisor = 0;
 
   float residual_scale = 1.0f;  // of each branch before it is added
   std::optional<NormSpec> final_norm;

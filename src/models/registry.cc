@@ -37,7 +37,8 @@ std::span<const Architecture> architectures() {
       mbart(),        whisper(),       lfm2(),       lfm2_moe(),   mamba(),
       falcon_mamba(), mamba2(),        qwen3_next(), falcon_h1(),  granitemoehybrid(),
       bamba(),        jamba(),         nemotron_h(), minimax(),    qwen2_vl(),
-      qwen2_5_vl(),   qwen3_vl(),      mllama(),
+      qwen2_5_vl(),   qwen3_vl(),      mllama(),     marian(),     m2m_100(),
+      baichuan(),     bloom(),         mpt(),        qwen3_5(),    qwen3_5_moe(),
   };
   return list;
 }

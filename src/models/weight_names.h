@@ -60,6 +60,7 @@ enum class Role {
   // Layers with states
   kStateIn,
   kStateGates,
+  kStateZ,
   kStateConv,
   kStateX,
   kStateDt,

@@ -288,6 +288,23 @@ Status WeightReader::linear(Linear& out, Role role, int layer, int64_t rows, int
   return store(out.bias, picked);
 }
 
+Status WeightReader::joined(Linear& out, Role first, int64_t first_rows, Role second,
+                            int64_t second_rows, int layer, int64_t cols) {
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* head, require(first, ".weight", layer));
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* tail, require(second, ".weight", layer));
+  FRESHET_ASSIGN_OR_RETURN(Rows rows, this->rows(*head, first_rows, cols));
+  FRESHET_ASSIGN_OR_RETURN(Rows more, this->rows(*tail, second_rows, cols));
+  if (rows.format != more.format) {
+    return unsupported("tensors '{}' and '{}' have different formats", head->name, tail->name);
+  }
+  rows.rows.insert(rows.rows.end(), more.rows.begin(), more.rows.end());
+  for (Buffer& buffer : more.owned) rows.owned.push_back(std::move(buffer));
+  FRESHET_RETURN_IF_ERROR(pack(out.weight, head->name, rows));
+  release(*head);
+  release(*tail);
+  return {};
+}
+
 Status WeightReader::vector(Vector& out, Role role, std::string_view suffix, int layer,
                             int64_t size, float offset, float factor) {
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* tensor, require(role, suffix, layer));

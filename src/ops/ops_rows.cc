@@ -86,8 +86,7 @@ void Ops::rope_table(float* cos_sin, std::span<const int32_t> positions, int cou
 void Ops::rope_table(float* cos_sin, std::span<const int32_t> positions,
                      std::span<const float> inv_freq, float scale, const PositionScale& growth) {
   if (Device* d = device()) {
-    FRESHET_CHECK(growth.gain == 0.0f, "rope_table on a device, gain={}", growth.gain);
-    return d->rope_table(cos_sin, positions, inv_freq, scale);
+    return d->rope_table(cos_sin, positions, inv_freq, scale, growth);
   }
   const auto half = static_cast<int64_t>(inv_freq.size());
   const auto tokens = static_cast<int64_t>(positions.size());
@@ -145,7 +144,7 @@ void Ops::activation(const Matrix& x, Activation activation) {
 }
 
 void Ops::xielu(const Matrix& x, const Xielu& p) {
-  FRESHET_CHECK(device() == nullptr, "xielu on a device");
+  if (Device* d = device(); d != nullptr && x.rows > 0) return d->xielu(x, p);
   impl_->for_rows(x.rows, x.cols * 16, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       float* const row = x.row(t);

@@ -14,6 +14,7 @@
 #include "base/utc_time.h"
 #include "layers/model.h"
 #include "layers/pooled_head.h"
+#include "server/speech_service.h"
 
 namespace freshet::server {
 namespace {
@@ -100,6 +101,17 @@ App::App(Engine& engine, AppOptions options, Answer::Post post)
                     .count();
 }
 
+App::~App() = default;
+
+void App::end_work() {
+  if (speech_ != nullptr) speech_->end();
+}
+
+std::variant<SpeechService*, ApiError> App::speech() const {
+  if (speech_ != nullptr) return speech_.get();
+  return bad_request("model", speech_error_.message());
+}
+
 Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options, Answer::Post post) {
   auto app = std::unique_ptr<App>(new App(engine, std::move(options), std::move(post)));
   auto renderer = tokenizer::ChatRenderer::make(engine.tokenizer(), app->options_.chat_template);
@@ -131,11 +143,17 @@ Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options, Ans
   if (app->reasoning_tags_) app->find_thought_tokens();
   app->max_text_bytes_ =
       std::max(kAlwaysTokenised, longest * static_cast<size_t>(engine.max_model_len()));
+  if (auto model = speech::read_speech_model(engine); model.ok()) {
+    app->speech_ = std::make_unique<SpeechService>(*app, std::move(*model));
+  } else {
+    app->speech_error_ = model.status();
+  }
   add_service_routes(*app, app->routes_);
   add_openai_routes(*app, app->routes_);
   add_responses_routes(*app, app->routes_);
   add_embedding_routes(*app, app->routes_);
   add_score_routes(*app, app->routes_);
+  add_audio_routes(*app, app->routes_);
   add_generate_routes(*app, app->routes_);
   add_llama_routes(*app, app->routes_);
   add_slot_routes(*app, app->routes_);
@@ -272,7 +290,8 @@ void App::handle(std::shared_ptr<Exchange> raw) {
     return exchange->send(std::move(refusal));
   }
   json::Value body;
-  if (route->method == "POST" && !(route->body_optional && request.body.empty())) {
+  if (route->method == "POST" && !route->raw_body &&
+      !(route->body_optional && request.body.empty())) {
     json::ParseLimits limits;
     limits.depth = 64;
     auto parsed = json::parse(request.body, limits);

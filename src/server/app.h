@@ -46,14 +46,19 @@ struct AppOptions {
   std::function<void(const std::string& line)> access_log;
 };
 
+class SpeechService;
+
 class App {
  public:
+  ~App();
   // `post` runs a task on a thread that handlers do not block.
   static Result<std::unique_ptr<App>> create(Engine& engine, AppOptions options, Answer::Post post);
 
   void handle(std::shared_ptr<Exchange> exchange);
   // From now on, new work is refused with 503 and /ready returns 503.
   void drain() { draining_ = true; }
+  // Ends what the app itself still does, before the engine is destroyed.
+  void end_work();
   void post(std::function<void()> task) { post_(std::move(task)); }
 
   // For the routes.
@@ -64,6 +69,7 @@ class App {
     bool open = false;  // needs no key
     std::function<void(Exchanges, const json::Value& body)> run;
     bool body_optional = false;  // of POST: an empty one is null
+    bool raw_body = false;       // the body is not JSON: run() reads the request's
   };
   Engine& engine() { return engine_; }
   Metrics& metrics() { return *metrics_; }
@@ -102,6 +108,8 @@ class App {
                                       const CommonRequest& request) const;
   const PooledHeads& heads() const { return engine_.heads(); }
   int embedding_size() const;
+  // The transcriber, or why there is none.
+  std::variant<SpeechService*, ApiError> speech() const;
   // An error if the model writes no text.
   std::optional<ApiError> refuse_text() const;
   // Sets the tenant for fair scheduling and the cache salt of an engine request.
@@ -151,12 +159,15 @@ class App {
   int64_t started_at_ = 0;
   std::string boot_id_;
   std::atomic<uint64_t> ids_{0};
+  std::unique_ptr<SpeechService> speech_;
+  Status speech_error_;  // why there is no speech_
 };
 
 // One function per group; see <group>_routes.cc.
 void add_openai_routes(App& app, std::vector<App::Route>& routes);
 void add_responses_routes(App& app, std::vector<App::Route>& routes);
 void add_embedding_routes(App& app, std::vector<App::Route>& routes);
+void add_audio_routes(App& app, std::vector<App::Route>& routes);
 void add_score_routes(App& app, std::vector<App::Route>& routes);
 void add_generate_routes(App& app, std::vector<App::Route>& routes);
 void add_llama_routes(App& app, std::vector<App::Route>& routes);
