@@ -19,7 +19,7 @@
 namespace freshet {
 namespace {
 
-constexpr int kContext = 256;
+constexpr int kContext = 400;
 constexpr int kNew = 8;
 
 struct Outcome {
@@ -271,8 +271,14 @@ TEST_P(VisionEngine, RefusesWhatDoesNotFit) {
   EXPECT_NE(error_of(bad), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, VisionEngine, ::testing::Values("llava"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Models, VisionEngine,
+                         ::testing::Values("llava", "qwen2-5-vl", "qwen3-vl", "gemma3-vision",
+                                           "idefics3"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace freshet

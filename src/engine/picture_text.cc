@@ -63,7 +63,7 @@ Result<PictureText> expand_pictures(std::string_view text, std::span<const Pictu
   prompt.ids = tokenizer.encode(expanded, options);
   prompt.pictures.assign(pictures.begin(), pictures.end());
   int64_t rows = 0;
-  for (const Picture& picture : pictures) rows += reading.cross ? 1 : picture->text_rows;
+  for (const Picture& picture : pictures) rows += picture->text_rows;
   const int64_t found = std::ranges::count(prompt.ids, reading.token);
   if (found != rows) {
     return invalid_argument(
