@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "cli/help.h"
 #include "cli/media_reader.h"
 #include "cli/options.h"
 
