@@ -183,7 +183,7 @@ TEST_P(VisionEngine, KeepsTheLawAfterPreemption) {
   const auto long_ones = [](const Engine& engine) {
     std::vector<Request> requests = all(engine);
     for (size_t i = 0; i < requests.size(); ++i) {
-      requests[i].params.max_tokens = 40;
+      requests[i].params.max_tokens = 100;
       requests[i].priority = -static_cast<int>(i);
     }
     return requests;
