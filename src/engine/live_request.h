@@ -26,8 +26,8 @@ struct LiveRequest {
   std::vector<std::unique_ptr<RequestOutput>> outputs;
   kv_cache::Retention retention;  // nullptr: all keys are kept
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
-  bool started = false;  // a step was scheduled for it
-  bool over = false;     // its outputs have all they asked for
+  bool started = false;                    // a step was scheduled for it
+  bool over = false;                       // its outputs have all they asked for
   std::unique_ptr<LivePictures> pictures;  // nullptr: there are none
 };
 
