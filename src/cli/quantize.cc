@@ -327,9 +327,9 @@ void add_quantize(CLI::App& program, Context& context, Action& action) {
   c->add_option("--max-loss", o->max_loss,
                 "Fail, and delete the output, if it loses more nats per token than this")
       ->check(above_zero());
-  c->add_option("--ignore", o->ignore,
-                "PATTERN: modules whose name contains the regular expression stay as they are (may "
-                "be repeated)")
+  c->add_option(
+       "--ignore", o->ignore,
+       "Modules whose name contains this regular expression stay as they are (may be repeated)")
       ->allow_extra_args(false);
   add_recipe_options(*c, o->recipe);
   c->add_option("--name", o->name, "The model's name in a GGUF file (default: the folder's)");
