@@ -144,6 +144,9 @@ struct Request {
   std::string cache_salt;   // requests with different salts never share cached prefixes
   int pin_tokens = 0;       // this many first prompt tokens stay cached if possible
   double deadline_s = 0.0;  // > 0: cancelled this many seconds after submission
+  // Which keys and values are evicted (docs/kv-eviction.md): a JSON object as in
+  // EngineOptions::kv_eviction, {"policy": "none"} for none; "": the engine's.
+  std::string kv_eviction;
   // If not kNone, nothing is generated; on_embedding gets the vector.
   Pooling pooling = Pooling::kNone;
   std::function<void(const Delta&)> on_delta;  // called for each sample, in order
@@ -174,6 +177,9 @@ struct EngineOptions {
   std::vector<int> kv_cache_skip_layers;  // layers that keep what auto means
   int max_model_len = 0;                  // 0: the model's limit, as far as memory allows
   size_t kv_cache_memory = 0;             // bytes; 0: from the memory plan
+  // Evicts keys and values of long sequences, which changes their texts (docs/kv-eviction.md). A
+  // JSON object such as {"policy": "snapkv", "budget": 1024}; "": all are kept. On the CPU only.
+  std::string kv_eviction;
   // Maximum sequences per step, and the token budget of a step (chunked prefill). 0: 256 and 2,048
   // (512 with up to 4 threads); on a GPU 1,024 and 8,192 if the workspace of such steps takes at
   // most an eighth of the memory that the weights leave free.
@@ -237,6 +243,7 @@ struct EngineStats {
   int64_t recomputed_tokens = 0;  // cached, but the last prompt token must always be computed
   int64_t generated_tokens = 0;
   int64_t preemptions = 0;
+  int64_t kv_evictions = 0;  // of keys and values of live sequences
   // Speculative decoding.
   struct Speculation {
     int64_t drafts = 0;  // steps of a sequence with drafts

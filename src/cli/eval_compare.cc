@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "cli/command.h"
+#include "cli/comparer.h"
 #include "cli/eval_texts.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
@@ -26,16 +27,9 @@ struct Options {
 Status eval_compare(const Options& o, Context& context) {
   eval::Comparer::Options e = o.eval;
   FRESHET_ASSIGN_OR_RETURN(e.texts, read_texts(o.texts, o.max_chars));
-  FRESHET_ASSIGN_OR_RETURN(const std::string base, resolve_model(o.base));
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
-  e.base = session_options(o.run, base);
-  e.base_name = o.base;
   ProgressLine progress;
-  e.base.on_progress = [&](const std::string& stage, double done) { progress.update(stage, done); };
-  e.open = [&](const eval::SessionOptions& s) {
-    return open_on_device(o.run, progress, s, eval::Session::open);
-  };
-  FRESHET_ASSIGN_OR_RETURN(auto comparer, eval::Comparer::make(std::move(e)));
+  FRESHET_ASSIGN_OR_RETURN(auto comparer, open_comparer(std::move(e), o.base, o.run, progress));
   const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
   eval::SessionOptions model = session_options(o.run, path);
   model.on_progress = [&](const std::string& stage, double done) { progress.update(stage, done); };

@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "cli/command.h"
+#include "cli/comparer.h"
 #include "cli/eval_texts.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
@@ -152,15 +153,8 @@ Result<std::vector<json::Object>> measure(const Options& o, Context& context,
 Status eval_quant(const Options& o, Context& context) {
   eval::Comparer::Options e = o.eval;
   FRESHET_ASSIGN_OR_RETURN(e.texts, read_texts(o.texts, o.max_chars));
-  FRESHET_ASSIGN_OR_RETURN(const std::string base, resolve_model(o.base));
-  e.base = session_options(o.run, base);
-  e.base_name = o.base;
   ProgressLine progress;
-  e.base.on_progress = [&](const std::string& stage, double done) { progress.update(stage, done); };
-  e.open = [&](const eval::SessionOptions& s) {
-    return open_on_device(o.run, progress, s, eval::Session::open);
-  };
-  FRESHET_ASSIGN_OR_RETURN(auto comparer, eval::Comparer::make(std::move(e)));
+  FRESHET_ASSIGN_OR_RETURN(auto comparer, open_comparer(std::move(e), o.base, o.run, progress));
   const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
   FRESHET_ASSIGN_OR_RETURN(const auto measured, measure(o, context, comparer, progress));
   progress.clear();

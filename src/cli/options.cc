@@ -89,6 +89,12 @@ void add_engine_options(CLI::App& c, RunOptions& o) {
   c.add_option("--kv-cache-memory,--kv-cache-memory-bytes", o.kv_cache_memory,
                "Memory for the KV cache, e.g. 512M (default: from the memory plan)")
       ->group(group);
+  c.add_option("--kv-eviction", o.kv_eviction,
+               "Keep only some keys and values of long texts: a JSON object such as "
+               "'{\"policy\": \"snapkv\", \"budget\": 1024}'; policies: streaming, snapkv, "
+               "pyramidkv, h2o, tova, rkv, keydiff. Changes the text (docs/kv-eviction.md)")
+      ->type_name("JSON")
+      ->group(group);
   c.add_option("--max-model-len", o.max_model_len,
                "Longest sequence in tokens (default: what the model allows and memory can hold)")
       ->check(CLI::Range(1, 1 << 30))
@@ -191,6 +197,7 @@ Result<EngineOptions> engine_options(const RunOptions& o, const std::string& pat
   e.weight_cache_dir = weight_cache_of(o, path);
   e.kv_cache_dtype = o.kv_cache_dtype;
   e.kv_cache_skip_layers = o.kv_cache_skip_layers;
+  e.kv_eviction = o.kv_eviction;
   e.max_model_len = o.max_model_len;
   if (!o.kv_cache_memory.empty()) {
     FRESHET_ASSIGN_OR_RETURN(e.kv_cache_memory, parse_bytes(o.kv_cache_memory));

@@ -26,6 +26,7 @@ struct RunOptions {
   std::string weight_cache_dir;
   std::string kv_cache_dtype = "auto";
   std::vector<int> kv_cache_skip_layers;
+  std::string kv_eviction;
   std::string kv_cache_memory;  // "512M"
   double kv_offloading_gib = 0.0;
   std::string kv_offloading_backend = "native";

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/env.h"
+#include "base/whole_file.h"
 
 namespace freshet::cli {
 namespace {
@@ -68,16 +69,12 @@ Status write_text_file(const std::string& path, const std::string& text, bool ap
   struct stat there{};
   // Pipes, terminals and links are written in place: a rename would replace them.
   const bool exists = ::lstat(path.c_str(), &there) == 0;
-  const bool aside = !append && (!exists || S_ISREG(there.st_mode));
-  const std::string target = aside ? path + ".partial" : path;
+  if (!append && (!exists || S_ISREG(there.st_mode))) return write_whole_file(path, text);
   const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (append ? O_APPEND : O_TRUNC);
-  const int fd = ::open(target.c_str(), flags, 0666);
+  const int fd = ::open(path.c_str(), flags, 0666);
   int error = fd < 0 ? errno : write_all(fd, text);
-  if (aside && exists && error == 0 && ::fchmod(fd, there.st_mode & 07777) != 0) error = errno;
   if (fd >= 0 && ::close(fd) != 0 && error == 0) error = errno;
-  if (aside && error == 0 && ::rename(target.c_str(), path.c_str()) != 0) error = errno;
   if (error == 0) return {};
-  if (aside) ::unlink(target.c_str());
   return io_error("cannot write {}: {}", path, std::generic_category().message(error));
 }
 

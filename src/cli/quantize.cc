@@ -32,6 +32,7 @@ struct Options {
   quantizer::WindowOptions windows;
   std::string memory = "1GiB";
   std::vector<std::string> ignore;
+  std::string kv_cache_scheme;
   RecipeArguments recipe;
   std::string name;
   std::string cpu_isa;
@@ -175,6 +176,24 @@ struct Inputs {
   std::unique_ptr<quantizer::WorkingModel> working;
 };
 
+// --kv-cache-scheme.
+Status check_cache_scheme(const Options& o, const Choice& choice) {
+  if (o.kv_cache_scheme.empty()) return {};
+  if (o.kv_cache_scheme != "fp8")
+    return invalid_argument("--kv-cache-scheme {}: there is fp8", o.kv_cache_scheme);
+  if (choice.recipe)
+    return unsupported("--kv-cache-scheme: GGUF files have no factors of keys and values");
+  if (choice.container->kv_scales == quantizer::KvScaleNames::kNone) {
+    return unsupported(
+        "--kv-cache-scheme: --format {} has no factors of keys and values; compressed-tensors and "
+        "modelopt have",
+        choice.container->name);
+  }
+  if (o.calibration.empty())
+    return invalid_argument("--kv-cache-scheme needs --calibration FILE, which it measures");
+  return {};
+}
+
 Status check_calibration(const Options& o, const Inputs& in, const quantizer::MethodSet& method) {
   if (!o.calibration.empty()) return {};
   const bool given = in.imatrix && !method.gptq && !method.scales_channels();
@@ -198,6 +217,8 @@ Status read_inputs(const Options& o, Inputs& in, quantizer::QuantizeOptions& q) 
   FRESHET_ASSIGN_OR_RETURN(in.overrides, recipe_overrides(o.recipe));
   FRESHET_ASSIGN_OR_RETURN(in.imatrix, importance_matrix(o.recipe));
   FRESHET_RETURN_IF_ERROR(check_calibration(o, in, q.method));
+  FRESHET_RETURN_IF_ERROR(check_cache_scheme(o, in.choice));
+  q.kv_scales = !o.kv_cache_scheme.empty();
   q.memory = 0;
   if (o.memory != "0") {
     FRESHET_ASSIGN_OR_RETURN(q.memory, parse_bytes(o.memory));
@@ -331,6 +352,8 @@ void add_quantize(CLI::App& program, Context& context, Action& action) {
        "--ignore", o->ignore,
        "Modules whose name contains this regular expression stay as they are (may be repeated)")
       ->allow_extra_args(false);
+  c->add_option("--kv-cache-scheme", o->kv_cache_scheme,
+                "fp8: measure factors of keys and values, for --kv-cache-dtype fp8");
   add_recipe_options(*c, o->recipe);
   c->add_option("--name", o->name, "The model's name in a GGUF file (default: the folder's)");
   c->add_option("--cpu-isa", o->cpu_isa, "Highest instruction set to use");

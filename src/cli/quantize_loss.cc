@@ -4,11 +4,11 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 
 #include "base/json.h"
 #include "base/mapped_file.h"
+#include "base/whole_file.h"
 #include "cli/eval_texts.h"
 #include "runtime/compute.h"
 
@@ -56,7 +56,7 @@ Status patch_gguf(const std::string& path, const eval::ModelComparison& loss) {
 }
 
 Status patch_config(const std::string& folder, const eval::ModelComparison& loss) {
-  const std::string path = folder + "/config.json", temporary = path + ".tmp";
+  const std::string path = folder + "/config.json";
   FRESHET_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
   FRESHET_ASSIGN_OR_RETURN(
       json::Value config,
@@ -67,15 +67,7 @@ Status patch_config(const std::string& folder, const eval::ModelComparison& loss
     record.as_object()[kLossKeys[k]] = loss_value(loss, k);
   record.as_object()["evaluation_tokens"] = loss.tokens;
   record.as_object()["evaluation_windows"] = loss.fingerprint;
-  std::ofstream out(temporary, std::ios::binary);
-  out << json::write(config, {.indent = 2}) << "\n";
-  out.close();
-  if (!out) {
-    const Status failed = cannot_write(path);
-    std::remove(temporary.c_str());
-    return failed;
-  }
-  return std::rename(temporary.c_str(), path.c_str()) == 0 ? Status() : cannot_write(path);
+  return write_whole_file(path, json::write(config, {.indent = 2}) + "\n");
 }
 
 }  // namespace

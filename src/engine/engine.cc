@@ -12,6 +12,7 @@
 #include "engine/memory.h"
 #include "engine/plan.h"
 #include "engine/prefix_files.h"
+#include "engine/retention.h"
 #include "engine/step_loop.h"
 #include "engine/tiers.h"
 #include "models/pooled_heads.h"
@@ -190,13 +191,28 @@ Result<size_t> memory_beside(size_t host_tier) {
       format_bytes(host_tier), format_bytes(available));
 }
 
+struct CacheLayout {
+  KvTypes types;
+  KvCacheSpec kv;
+  engine::UsualRetention retention;
+};
+
+Result<CacheLayout> cache_layout(const EngineOptions& options, const runtime::Compute& compute,
+                                 const ModelSpec& spec) {
+  CacheLayout layout;
+  FRESHET_ASSIGN_OR_RETURN(layout.types, runtime::kv_types(compute, options.kv_cache_dtype,
+                                                           options.kv_cache_skip_layers, spec));
+  layout.kv = kv_cache_spec(spec, layout.types);
+  FRESHET_ASSIGN_OR_RETURN(
+      layout.retention, engine::usual_retention(options, compute.device() != nullptr, layout.kv));
+  return layout;
+}
+
 Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
                                const ModelSpec& spec, const speculative::Config* speculation,
-                               size_t host_tier, runtime::Compute& compute) {
-  FRESHET_ASSIGN_OR_RETURN(
-      const KvTypes types,
-      runtime::kv_types(compute, options.kv_cache_dtype, options.kv_cache_skip_layers, spec));
-  const ops::KvType type = types.type;
+                               size_t host_tier, const CacheLayout& layout,
+                               runtime::Compute& compute) {
+  const ops::KvType type = layout.types.type;
   PlanRequest r;
   r.one_step = reads_both_ways(spec);
   speculative::DrafterCost drafter;
@@ -216,7 +232,8 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   }
   r.vocab_size = spec.generates ? spec.vocab_size : 0;
   r.hidden_size = spec.hidden_size;
-  r.kv = kv_cache_spec(spec, types);
+  r.kv = layout.kv;
+  r.max_slots = layout.retention.max_slots;
   r.checkpoint_share = options.enable_prefix_caching ? options.state_checkpoint_share : 0.0;
   if (speculation != nullptr) r.state_slots = 1 + speculation->limit();
   FRESHET_ASSIGN_OR_RETURN(r.available, memory_beside(host_tier));
@@ -375,14 +392,12 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
   const runtime::LoadOptions loading = load_options(options);
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(loading));
-  FRESHET_ASSIGN_OR_RETURN(
-      const KvTypes types,
-      runtime::kv_types(*compute, options.kv_cache_dtype, options.kv_cache_skip_layers, spec));
+  FRESHET_ASSIGN_OR_RETURN(const CacheLayout layout, cache_layout(options, *compute, spec));
   FRESHET_ASSIGN_OR_RETURN(impl->speculation, read_speculation(options, spec));
   const speculative::Config* const speculation = impl->speculation ? &*impl->speculation : nullptr;
   FRESHET_ASSIGN_OR_RETURN(impl->tier_config, engine::tier_config(options));
   FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, speculation,
-                                                   impl->tier_config.host_bytes, *compute));
+                                                   impl->tier_config.host_bytes, layout, *compute));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l,
                            loop_options(options, plan, reads_both_ways(spec)));
@@ -391,6 +406,8 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
     l.share_prefixes = false;
     l.decoder_start = decoder_start(checkpoint);
   }
+  l.retention = layout.retention.policy;
+  l.scheduler.max_slots = layout.retention.max_slots;
   impl->cache = describe_cache(options, plan, l.share_prefixes);
   impl->keeps_prefixes = engine::keeps_prefixes(spec, plan.groups, l.share_prefixes);
   if (impl->tier_config.wanted()) FRESHET_RETURN_IF_ERROR(impl->keeps_prefixes);
@@ -402,7 +419,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
     FRESHET_ASSIGN_OR_RETURN(impl->drafter,
                              speculative::find_method(speculation->method)
                                  ->make({*speculation, loading, checkpoint, *impl->loaded, compute,
-                                         types.type, plan.max_model_len, plan.max_num_seqs,
+                                         layout.types.type, plan.max_model_len, plan.max_num_seqs,
                                          plan.max_num_batched_tokens, plan.cache_tokens()}));
     FRESHET_RETURN_IF_ERROR(impl->loaded->model().capture(impl->drafter->needs().boundaries));
     l.drafter = impl->drafter.get();
@@ -413,7 +430,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   }
   FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
       {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));
-  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(types, plan.blocks));
+  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(layout.kv, plan.blocks));
   if (speculation != nullptr) {
     progress("measuring the model's steps", 0.0);
     FRESHET_ASSIGN_OR_RETURN(impl->lengths, make_lengths(*speculation, plan, *impl->loaded, cache));

@@ -47,7 +47,7 @@ class GoldenTiers : public ::testing::TestWithParam<std::string> {
   }
   static TierReply ask(Engine& engine, int which) {
     Request r;
-    for (int i = 0; i < 70 + which; ++i) r.prompt.push_back(3 + (i * 7 + which) % 50);
+    for (int i = 0; i < 70 + which; ++i) r.prompt.push_back(3 + (i * 7 + which) % 29);
     r.params.temperature = which == 0 ? 0.0f : 0.8f;
     r.params.seed = 7;
     r.params.max_tokens = 12;
@@ -65,8 +65,9 @@ class GoldenTiers : public ::testing::TestWithParam<std::string> {
       reply.cached = usage.cached_tokens;
       done.set_value();
     };
-    EXPECT_TRUE(engine.submit(std::move(r)).ok());
-    done.get_future().wait();
+    const auto sent = engine.submit(std::move(r));
+    EXPECT_TRUE(sent.ok()) << sent.status().message();
+    if (sent.ok()) done.get_future().wait();
     return reply;
   }
   std::string type() const { return GetParam().substr(GetParam().find('+') + 1); }
@@ -97,7 +98,7 @@ TEST_P(GoldenTiers, RestoredIsColdToTheBit) {
   // A session file gives the same.
   const std::vector<int32_t> prompt = [] {
     std::vector<int32_t> ids;
-    for (int i = 0; i < 70; ++i) ids.push_back(3 + i * 7 % 50);
+    for (int i = 0; i < 70; ++i) ids.push_back(3 + i * 7 % 29);
     return ids;
   }();
   const std::string path = (folder_ / "slot").string();

@@ -34,6 +34,11 @@ std::unique_ptr<LiveRequest> make_live_request(uint64_t id, Request request,
   r.end_ids = p.stop_token_ids;
   if (!p.ignore_eos) r.end_ids.insert(r.end_ids.end(), defaults.eos.begin(), defaults.eos.end());
   std::ranges::sort(r.end_ids);
+  r.retention = *retention_of(request, defaults.retention);
+  if (r.retention != nullptr) {
+    r.eviction = std::make_shared<const kv_cache::EvictionSchedule>(
+        *eviction_schedule(*r.retention, *defaults.cache));
+  }
   r.request = std::move(request);
   r.outputs = make_outputs(r, services);
   return live;
@@ -52,6 +57,7 @@ scheduler::NewRequest order_of(const LiveRequest& live, int64_t now) {
   order.priority = r.priority;
   order.tenant = tenant_number(r.tenant);
   order.salt = r.cache_salt;
+  order.eviction = live.eviction;
   if (r.deadline_s > 0)
     order.deadline = now + std::max<int64_t>(1, std::llround(r.deadline_s * 1e6));
   for (const auto& output : live.outputs) output->announce(order);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/outputs/request_output.h"
+#include "engine/retention.h"
 #include "freshet/engine.h"
 #include "scheduler/scheduler.h"
 
@@ -22,6 +23,8 @@ struct LiveRequest {
   std::vector<int32_t> end_ids;  // ascending; each ends the output by itself
   Usage usage;
   std::vector<std::unique_ptr<RequestOutput>> outputs;
+  kv_cache::Retention retention;  // nullptr: all keys are kept
+  std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
   bool started = false;  // a step was scheduled for it
   bool over = false;     // its outputs have all they asked for
 };
@@ -31,6 +34,8 @@ struct RequestDefaults {
   int max_model_len = 0;
   uint64_t seed = 0;         // requests without a seed draw theirs from this and their number
   std::vector<int32_t> eos;  // ids that end a text, ascending
+  kv_cache::Retention retention = {};
+  const KvCacheSpec* cache = nullptr;
 };
 
 // REQUIRES: find_error(request, ...) found none (request_check.h). `services` must outlive it.

@@ -57,6 +57,7 @@ void ModelRunner::clear(Turn& turn, const Step& step) {
   b.query_start.assign(1, 0);
   b.context_len.clear();
   b.logit_rows.clear();
+  b.scored.clear();
   b.state_saves.clear();
   turn.order.clear();
   for (const bool single : {true, false}) {
@@ -97,6 +98,7 @@ void ModelRunner::add(Turn& turn, size_t item, const StepItem& part, const Seque
   const auto tokens = static_cast<int32_t>(b.token_ids.size());
   b.query_start.push_back(tokens);
   b.context_len.push_back(part.first + part.count);
+  if (part.first + part.count > s.scored_from) score(turn, part, s);
   turn.first_row[item] = std::ssize(b.logit_rows);
   for (int32_t i = tokens - part.logits; i < tokens; ++i) b.logit_rows.push_back(i);
   if (part.logits > 0 && part.branch < 0)
@@ -148,12 +150,18 @@ void ModelRunner::fill_tables(Turn& turn, const Step& step, const scheduler::Sch
     stride = (stride + kPiece - 1) / kPiece * kPiece;
     tables.stride = static_cast<int64_t>(stride);
     tables.ids.assign(stride * step.items.size(), kv_cache::kNoBlock);
+    tables.context_len.clear();
     auto out = tables.ids.begin();
+    bool evicted = false;
     for (const size_t i : turn.order) {
       const StepItem& item = step.items[i];
-      std::ranges::copy(scheduler.sequence(item.sequence).blocks_of(item).ids[g], out);
+      const kv_cache::BlockTable& blocks = scheduler.sequence(item.sequence).blocks_of(item);
+      std::ranges::copy(blocks.ids[g], out);
       out += static_cast<std::ptrdiff_t>(stride);
+      tables.context_len.push_back(blocks.slots(static_cast<int>(g), item.first + item.count));
+      evicted = evicted || blocks.evicts();
     }
+    if (!evicted) tables.context_len.clear();
   }
 }
 

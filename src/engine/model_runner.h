@@ -42,6 +42,9 @@ class ModelRunner {
   // then taken from there. At most two steps are in flight.
   void start(const scheduler::Step& step, const scheduler::Scheduler& scheduler, bool states,
              Describe describe, Encode encode);
+  // Does an eviction of a step that is scheduled, before it is started. No step may be in flight.
+  void evict(const scheduler::Eviction& eviction, const kv_cache::RetentionPolicy& policy);
+  bool evicts() const { return model_->key_ops() != nullptr; }
   // Waits for the first step in flight; row(), sampled() and state() give its results.
   void finish();
   bool overlaps() const { return model_->samples(); }
@@ -75,6 +78,7 @@ class ModelRunner {
   void clear(Turn& turn, const scheduler::Step& step);
   void add(Turn& turn, size_t item, const scheduler::StepItem& part,
            const scheduler::Sequence& sequence);
+  void score(Turn& turn, const scheduler::StepItem& part, const scheduler::Sequence& sequence);
   void describe_rows(Turn& turn, const scheduler::Step& step, Describe describe);
   void fill_tables(Turn& turn, const scheduler::Step& step, const scheduler::Scheduler& scheduler);
   void fill_encoder_table(Turn& turn, size_t group, const scheduler::Step& step,

@@ -66,7 +66,8 @@ int64_t checkpoints(const PlanRequest& r, const std::vector<int32_t>& blocks) {
 std::vector<int32_t> blocks_for(const PlanRequest& r, int64_t sequences, int length, int chunk) {
   std::vector<int32_t> blocks;
   const int usual = std::min(length, kUsualLength);
-  for (const KvGroup& group : r.kv.groups) {
+  for (size_t g = 0; g < r.kv.groups.size(); ++g) {
+    const KvGroup& group = r.kv.groups[g];
     if (group.cross > 0) {  // any request may have the longest input
       const int64_t one = (group.cross + kBlockTokens - 1) / kBlockTokens;
       const int64_t wanted = one * std::clamp<int64_t>(sequences, 1, r.max_num_seqs);
@@ -75,8 +76,11 @@ std::vector<int32_t> blocks_for(const PlanRequest& r, int64_t sequences, int len
     }
     const bool states = group.kind == KvKind::kState;
     const int64_t slots = states ? r.state_slots : 1;
-    const int64_t longest = slots * BlockCache::most_blocks(group, length, chunk);
-    const int64_t each = slots * BlockCache::most_blocks(group, usual, kBlockTokens);
+    const bool evicts = r.max_slots > 0 && r.kv.may_evict(static_cast<int>(g));
+    const int held = evicts ? std::min(length, r.max_slots) : length;
+    const int64_t longest = slots * BlockCache::most_blocks(group, held, chunk);
+    const int64_t each =
+        slots * BlockCache::most_blocks(group, std::min(usual, held), kBlockTokens);
     const int64_t most = longest * r.max_num_seqs;
     const int64_t wanted = std::clamp(each * sequences, longest, std::max(longest, most));
     blocks.push_back(static_cast<int32_t>(std::min<int64_t>(wanted, INT32_MAX)));

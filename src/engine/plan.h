@@ -29,6 +29,7 @@ struct PlanRequest {
   int vocab_size = 0;
   int hidden_size = 0;
   KvCacheSpec kv;
+  int32_t max_slots = 0;  // > 0: the most slots that a sequence holds in groups that may evict
   // Of models with states: slots of a running sequence, one and one for each draft; and the share
   // of the cache for checkpoints (kv_cache/block_cache.h).
   int state_slots = 1;

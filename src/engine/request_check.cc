@@ -9,6 +9,26 @@ namespace freshet::engine {
 
 namespace {
 
+std::optional<RequestError> find_retention_error(const Request& r, const RequestLimits& limits) {
+  const auto policy = retention_of(r, limits.retention);
+  if (!policy.ok()) return wrong("kv_eviction", "{}", policy.status().message());
+  if (*policy == nullptr) return {};
+  if (limits.cache == nullptr)
+    return wrong("kv_eviction", "kv_eviction needs the CPU: on this device all keys are kept");
+  if (limits.speculates) {
+    return wrong("kv_eviction",
+                 "kv_eviction does not go with speculative decoding; run without "
+                 "--speculative-config");
+  }
+  if (r.params.beam_width > 0)
+    return wrong("kv_eviction", "kv_eviction does not go with beam search; use n samples");
+  if (r.pooling != Pooling::kNone)
+    return wrong("kv_eviction", "kv_eviction does not go with embeddings, which generate nothing");
+  const auto schedule = eviction_schedule(**policy, *limits.cache);
+  if (!schedule.ok()) return wrong("kv_eviction", "{}", schedule.status().message());
+  return {};
+}
+
 std::optional<RequestError> find_pooling_error(const Request& r, const RequestLimits& limits) {
   if (r.pooling == Pooling::kNone && !limits.generates) {
     return wrong("prompt",
@@ -119,6 +139,7 @@ std::optional<RequestError> find_error(const Request& r, const RequestLimits& li
     return wrong("rejection_sample_method",
                  "synthetic acceptance is chosen in --speculative-config only, for all requests");
   }
+  if (auto error = find_retention_error(r, limits)) return error;
   const int sequences = std::max(r.params.n, r.params.beam_width);
   if (sequences > limits.max_num_seqs) {
     return wrong("n", "{} sequences in one request: at most {} run at once (max_num_seqs)",

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "engine/retention.h"
 #include "freshet/engine.h"
 #include "layers/spec.h"
 
@@ -26,6 +27,8 @@ struct RequestLimits {
   bool classifies = false;  // ... or one that gives scores
   int token_types = 0;      // that its tokens may have
   EncoderLimits encoder;
+  const KvCacheSpec* cache = nullptr;  // nullptr: keys of live sequences cannot be evicted here
+  kv_cache::Retention retention = {};  // of requests that name none
 };
 
 // The first thing that is wrong with `request`.

@@ -102,7 +102,8 @@ std::optional<RequestError> StepLoop::check(const Request& request) const {
   return find_error(
       request, {runner_.vocab(), options_.scheduler.max_model_len, options_.scheduler.max_num_seqs,
                 has_tokenizer_, options_.drafter != nullptr, generates_,
-                options_.heads.classifier.has_value(), token_types_, encoder_});
+                options_.heads.classifier.has_value(), token_types_, encoder_,
+                runner_.evicts() ? &runner_.cache().spec() : nullptr, options_.retention});
 }
 
 Result<uint64_t> StepLoop::submit(Request request) {
@@ -215,6 +216,8 @@ bool StepLoop::schedule() {
   step.started_at = now;
   step.plan = scheduler_->schedule(now);
   count_evicted_blocks();
+  for (const scheduler::Eviction& e : step.plan.evictions)
+    runner_.evict(e, *live_.at(e.request)->retention);
   wake_at_ = step.plan.wake_at;
   for (const uint64_t id : step.plan.expired) {
     end_request(id, FinishReason::kCancelled, cancelled("the deadline passed"));
@@ -520,9 +523,10 @@ void StepLoop::empty_inbox() {
 }
 
 void StepLoop::begin(uint64_t id, Request request) {
-  auto live =
-      make_live_request(id, std::move(request),
-                        {options_.scheduler.max_model_len, options_.seed, options_.eos}, services_);
+  auto live = make_live_request(id, std::move(request),
+                                {options_.scheduler.max_model_len, options_.seed, options_.eos,
+                                 options_.retention, &runner_.cache().spec()},
+                                services_);
   const int64_t now = now_us();
   scheduler::NewRequest order = order_of(*live, now);
   live_[id] = std::move(live);
@@ -554,6 +558,7 @@ void StepLoop::publish_stats() {
   counted_.running = s.running;
   counted_.waiting = s.waiting;
   counted_.preemptions = s.preemptions;
+  counted_.kv_evictions = s.evictions;
   counted_.prompt_tokens = s.prompt_tokens;
   counted_.cached_tokens = s.cached_tokens;
   counted_.recomputed_tokens = s.recomputed_tokens;

@@ -64,6 +64,8 @@ struct StepLoopOptions {
   // Over the cache that start() gets; must outlive the loop, which stops it. nullptr: none.
   kv_cache::TierStore* tiers = nullptr;
   bool save_prompts_only = false;
+  // Of requests that name none; nullptr: they keep all keys. Goes with the scheduler's max_slots.
+  kv_cache::Retention retention;
 };
 
 class StepLoop {

@@ -12,6 +12,8 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "base/whole_file.h"
+
 namespace freshet::hub {
 namespace {
 
@@ -114,7 +116,7 @@ Status Cache::write_ref(const std::string& repo, const std::string& revision,
   std::error_code error;
   fs::create_directories(fs::path(path).parent_path(), error);
   if (error) return cannot_create(path, error);
-  return replace_file(path, commit);
+  return write_whole_file(path, commit);
 }
 
 Status Cache::note_no_tokenizer(const std::string& repo, const std::string& commit) const {
@@ -123,7 +125,7 @@ Status Cache::note_no_tokenizer(const std::string& repo, const std::string& comm
   fs::create_directories(folder, error);
   if (error) return cannot_create(folder, error);
   for (const char* name : kTokenizerFiles)
-    FRESHET_RETURN_IF_ERROR(replace_file(fmt::format("{}/{}", folder, name), ""));
+    FRESHET_RETURN_IF_ERROR(write_whole_file(fmt::format("{}/{}", folder, name), ""));
   return {};
 }
 
@@ -261,19 +263,6 @@ Status BlobLock::wait() {
 
 BlobLock::~BlobLock() {
   if (fd_ >= 0) ::close(fd_);
-}
-
-Status replace_file(const std::string& path, const std::string& text) {
-  const std::string temporary = temporary_name(path);
-  std::error_code error;
-  {
-    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
-    file << text;
-    file.close();
-    if (!file) error = {errno, std::generic_category()};
-  }
-  if (!error) fs::rename(temporary, path, error);
-  return error ? cannot_create(path, error) : Status();
 }
 
 }  // namespace freshet::hub

@@ -91,7 +91,4 @@ class BlobLock {
   int fd_;
 };
 
-// Writes TEXT to PATH by way of a temporary file.
-Status replace_file(const std::string& path, const std::string& text);
-
 }  // namespace freshet::hub

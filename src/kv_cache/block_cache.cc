@@ -286,7 +286,7 @@ void BlockCache::slide(BlockTable& table, int32_t computed) {
 }
 
 void BlockCache::computed(BlockTable& table, std::span<const int32_t> tokens, int32_t computed) {
-  if (options_.share_prefixes) {
+  if (options_.share_prefixes && !table.evicts()) {
     while ((table.registered + 1) * kBlockTokens <= computed) {
       offer(table,
             tokens.subspan(static_cast<size_t>(table.registered) * kBlockTokens, kBlockTokens));
@@ -298,10 +298,10 @@ void BlockCache::computed(BlockTable& table, std::span<const int32_t> tokens, in
 // ---- a sequence's blocks ---------------------------------------------------------------------
 
 bool BlockCache::copies_on_write(const BlockTable& table, int group, int32_t computed) const {
-  if (computed % kBlockTokens == 0) return false;
+  const int32_t slots = table.slots(group, computed);
+  if (slots % kBlockTokens == 0) return false;
   return pool(group).refs(
-             table.ids[static_cast<size_t>(group)][static_cast<size_t>(computed / kBlockTokens)]) >
-         1;
+             table.ids[static_cast<size_t>(group)][static_cast<size_t>(slots / kBlockTokens)]) > 1;
 }
 
 // How many blocks tokens [computed, end) take at least.
@@ -311,7 +311,7 @@ int32_t BlockCache::needs(const BlockTable& table, int group, int32_t computed, 
     if (ids.empty()) return 1;
     return pool(group).refs(ids.front()) > 1 && !only_the_tree_shares(ids.front()) ? 1 : 0;
   }
-  return std::max(0, blocks_for(end) - table.blocks(group)) +
+  return std::max(0, blocks_for(table.slots(group, end)) - table.blocks(group)) +
          (copies_on_write(table, group, computed) ? 1 : 0);
 }
 
@@ -327,13 +327,13 @@ bool BlockCache::reserve(BlockTable& table, int32_t computed, int32_t end,
     }
     std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
     if (copies_on_write(table, g, computed)) {
-      int32_t& id = ids[static_cast<size_t>(computed / kBlockTokens)];
+      int32_t& id = ids[static_cast<size_t>(table.slots(g, computed) / kBlockTokens)];
       const int32_t to = take(g);
       copies.push_back({g, id, to});
       unref(g, id);
       id = to;
     }
-    while (table.blocks(g) < blocks_for(end)) ids.push_back(take(g));
+    while (table.blocks(g) < blocks_for(table.slots(g, end))) ids.push_back(take(g));
   }
   return true;
 }
@@ -348,7 +348,8 @@ int32_t BlockCache::fit(const BlockTable& table, int32_t computed, int32_t want)
     const int32_t left = available(g) - (copies_on_write(table, g, computed) ? 1 : 0);
     if (left < 0) return computed;
     // 64 bits: a pool may hold more tokens than an int32 counts
-    const int64_t most = (int64_t{table.blocks(g)} + left) * kBlockTokens;
+    const int64_t most =
+        (int64_t{table.blocks(g)} + left) * kBlockTokens + computed - table.slots(g, computed);
     end = static_cast<int32_t>(std::min<int64_t>(end, most));
   }
   return std::max(end, computed);
@@ -376,7 +377,8 @@ int32_t BlockCache::still_needs(const BlockTable& table, int group, int32_t end,
   if (is_state(group)) return table.empty() ? 1 : needs(table, group, 0, end);
   const int32_t held =
       table.empty() ? 0 : table.blocks(group) - table.first[static_cast<size_t>(group)];
-  const int32_t ahead = blocks_for(end) - (table.empty() ? 0 : table.blocks(group));
+  const int32_t ahead =
+      blocks_for(table.slots(group, end)) - (table.empty() ? 0 : table.blocks(group));
   return std::clamp(most_blocks(window(group), end, chunk) - held, 0, std::max(0, ahead));
 }
 
@@ -386,13 +388,51 @@ BlockTable BlockCache::fork(const BlockTable& table, int32_t computed) {
   copy.rolled = kNoNode;
   for (int g = 0; g < groups(); ++g) {
     std::vector<int32_t>& ids = copy.ids[static_cast<size_t>(g)];
-    if (!is_state(g)) ids.resize(std::min(ids.size(), static_cast<size_t>(blocks_for(computed))));
+    if (!is_state(g))
+      ids.resize(std::min(ids.size(), static_cast<size_t>(blocks_for(table.slots(g, computed)))));
     for (const int32_t id : ids) {
       if (id != kNoBlock) ref(g, id);
     }
   }
   if (copy.node != kNoNode) tree_.add_cursor(copy.node);
   return copy;
+}
+
+bool BlockCache::compact(BlockTable& table, int32_t computed, std::span<const int32_t> kept,
+                         std::vector<std::vector<int32_t>>& before) {
+  const auto leaves = [&](int g) {
+    const int32_t most = kept[static_cast<size_t>(g)];
+    return most > 0 && table.slots(g, computed) > most ? most : 0;
+  };
+  for (int g = 0; g < groups(); ++g) {
+    int32_t freed = 0;  // blocks that nobody else needs
+    for (const int32_t id : table.ids[static_cast<size_t>(g)]) {
+      if (leaves(g) == 0 || id == kNoBlock) continue;
+      const bool cached = cached_of(g).node[static_cast<size_t>(id)] != kNoNode;
+      if (pool(g).refs(id) == (cached ? 2 : 1)) ++freed;
+    }
+    if (blocks_for(leaves(g)) > available(g) + freed) return false;
+  }
+  before.assign(pools_.size(), {});
+  if (!table.evicts()) table.evicted.assign(pools_.size(), 0);
+  for (int g = 0; g < groups(); ++g) {
+    const int32_t most = leaves(g);
+    if (most == 0) continue;
+    std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
+    before[static_cast<size_t>(g)].swap(ids);
+    const std::vector<int32_t>& old = before[static_cast<size_t>(g)];
+    for (auto id = old.rbegin(); id != old.rend(); ++id) unref(g, *id);
+    table.evicted[static_cast<size_t>(g)] = computed - most;
+  }
+  move_cursor(table, kNoNode);
+  for (int g = 0; g < groups(); ++g) {
+    std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
+    while (leaves(g) == 0 && !before[static_cast<size_t>(g)].empty() &&
+           std::ssize(ids) < blocks_for(table.slots(g, computed))) {
+      ids.push_back(take(g));
+    }
+  }
+  return true;
 }
 
 void BlockCache::release(BlockTable& table) {

@@ -68,6 +68,15 @@ struct BlockTable {
   int32_t junction = 0;           // tokens of the prefix that the tree knows, if it lacks the state
   NodeId rolled = kNoNode;        // the node with the last rolling checkpoint ...
   int32_t rolled_slot = kNoBlock;  // ... and its slot
+  // [groups] tokens whose slots were evicted: token p is in slot p - evicted, if it is newer than
+  // the last eviction. The blocks of such a table never enter the tree.
+  std::vector<int32_t> evicted;
+
+  bool evicts() const { return !evicted.empty(); }
+  // The slots that the first `tokens` tokens take.
+  int32_t slots(int group, int32_t tokens) const {
+    return evicted.empty() ? tokens : tokens - evicted[static_cast<size_t>(group)];
+  }
 
   int32_t blocks(int group) const {
     return static_cast<int32_t>(ids[static_cast<size_t>(group)].size());
@@ -130,6 +139,11 @@ class BlockCache {
   void computed(BlockTable& table, std::span<const int32_t> tokens, int32_t computed);
   // A second table over the blocks of the first `computed` tokens.
   BlockTable fork(const BlockTable& table, int32_t computed);
+  // Leaves the first kept[g] of the slots of `computed` tokens in fresh blocks, for groups that
+  // have more; 0: all. The caller copies slots of the old blocks, `before`, to the new ones: their
+  // contents last until the next blocks are written. False: not enough blocks; nothing changed.
+  bool compact(BlockTable& table, int32_t computed, std::span<const int32_t> kept,
+               std::vector<std::vector<int32_t>>& before);
   void release(BlockTable& table);  // leaves it empty
   // For loads (block_store.h). Allocates what follows the table's whole blocks, up to `end` tokens,
   // as far as the query after them reads it. All or nothing. REQUIRES: a table of whole blocks.

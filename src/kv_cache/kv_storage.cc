@@ -16,6 +16,33 @@ size_t KvCacheSpec::block_bytes(int group) const {
   return bytes;
 }
 
+bool KvCacheSpec::may_evict(int group) const {
+  const KvGroup& g = groups[static_cast<size_t>(group)];
+  if (g.kind != KvKind::kTokens || g.cross > 0 || g.window > 0 || g.chunk > 0 || g.two_way)
+    return false;
+  return std::ranges::none_of(g.layers, [&](int layer) {
+    const ops::KvShape& shape = layers[static_cast<size_t>(layer)].shape;
+    return shape.biased || ops::has_int4(shape.type);
+  });
+}
+
+KvCacheSpec group_by_layer(const KvCacheSpec& spec) {
+  KvCacheSpec by_layer;
+  by_layer.layers = spec.layers;
+  for (size_t g = 0; g < spec.groups.size(); ++g) {
+    KvGroup group = spec.groups[g];
+    if (!spec.may_evict(static_cast<int>(g))) {
+      by_layer.groups.push_back(group);
+      continue;
+    }
+    for (const int layer : spec.groups[g].layers) {
+      group.layers = {layer};
+      by_layer.groups.push_back(group);
+    }
+  }
+  return by_layer;
+}
+
 std::string KvCacheSpec::type_names(int group) const {
   std::vector<std::string_view> names;
   for (const int layer : groups[static_cast<size_t>(group)].layers) {

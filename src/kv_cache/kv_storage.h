@@ -72,7 +72,13 @@ struct KvCacheSpec {
   // For callers that give each of `sequences` equal runs of blocks: pools in which `blocks` blocks
   // of tokens are there, and a state for each sequence.
   std::vector<int32_t> pools(int64_t sequences, int64_t blocks) const;
+  // Whether keys of live sequences may be evicted from the group. Where distances decide what a
+  // query sees, a key has to stay in the slot of its position; 4-bit codes cannot be moved.
+  bool may_evict(int group) const;
 };
+
+// Gives each layer with full attention a group of its own.
+KvCacheSpec group_by_layer(const KvCacheSpec& spec);
 
 class KvStorage {
  public:

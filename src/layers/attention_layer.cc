@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "layers/branch_kinds.h"
 
 namespace freshet {
@@ -27,6 +29,17 @@ ops::AttentionBatch batch_of(const Step& step, int cache_layer) {
   ops::AttentionBatch batch = step.batch.attention(group);
   batch.ranges = step.key_ranges[static_cast<size_t>(group)];
   return batch;
+}
+
+std::span<const ops::ScoredQueries> scored_of(const Step& step, int cache_layer,
+                                              std::vector<ops::ScoredQueries>& room) {
+  room.clear();
+  for (const ScoredTokens& tokens : step.batch.scored) {
+    kv_cache::KeyScores::Layer& layer = tokens.scores->layers[static_cast<size_t>(cache_layer)];
+    if (layer.sums.empty()) continue;
+    room.push_back({tokens.sequence, tokens.queries, layer.sums.data(), layer.stride});
+  }
+  return room;
 }
 
 ops::StateView states_of(const Step& step, int cache_layer) {
@@ -67,7 +80,11 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
   const Scratch scratch(step.arena);
   const int64_t tokens = in.x.rows;
   const ops::Norm q_norm = norm_of(spec.qk_norm_spec, w.q_norm);
-  const ops::Norm k_norm = norm_of(spec.qk_norm_spec, w.k_norm);
+  const bool scaled = step.cache.layer(cache_layer).shape.type == ops::KvType::kFP8;
+  const float k_scale = scaled ? w.kv_scales.k : 1.0f;
+  const float v_scale = scaled ? w.kv_scales.v : 1.0f;
+  const ops::Norm k_norm =
+      norm_of(spec.qk_norm_spec, k_scale != 1.0f ? w.kv_scales.k_norm : w.k_norm);
   ops::QkvAttention all;
   all.in = in;
   ops::Heads& heads = all.attend.heads;
@@ -86,25 +103,32 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
     all.v = product_of(w.v, heads.v);
     heads.k = part_of(step, spec, k, spec.kv_heads, k_norm);
     if (!spec.rotates_keys) heads.k.rotary_dim = 0;
+    if (spec.qk_norm == QkNorm::kNone) all.k.scale = 1.0f / k_scale;
+    all.v.scale = 1.0f / v_scale;
   }
   if (attends) {
     all.attend.out = step.arena.matrix(tokens, int64_t{spec.heads} * spec.value_dim);
     all.attend.params = {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data()};
+    all.attend.params.scale *= k_scale;
     if (spec.bias_buckets > 0) {
       all.attend.params.distance_bias = w.distance_bias.data();
       all.attend.params.bias_reach = spec.bias_distance;
     }
     all.attend.o = product_of(w.out, into);
+    all.attend.o.scale *= v_scale;
+    if (v_scale != 1.0f && w.out.bias.data() != nullptr)
+      all.attend.o.bias = w.kv_scales.out_bias.data();
   }
+  std::vector<ops::ScoredQueries> scored;
+  if (attends) all.attend.scored = scored_of(step, cache_layer, scored);
   if (!attends || !spec.output_gate) return step.ops.qkv_attention(all);
   const Matrix gate = step.arena.matrix(tokens, all.attend.out.cols);
   const ops::Product gates[] = {product_of(w.gate, gate)};
   step.ops.project(in, gates);
   all.in = {in.rows(), nullptr, {}, in.shared};  // normalised now
-  all.attend.o = {};
+  const ops::Product out[] = {std::exchange(all.attend.o, {})};
   step.ops.qkv_attention(all);
   step.ops.sigmoid_product(all.attend.out, gate);
-  const ops::Product out[] = {product_of(w.out, into)};
   step.ops.matmul(all.attend.out, out);
 }
 

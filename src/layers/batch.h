@@ -13,6 +13,7 @@
 
 #include "base/status.h"
 #include "kv_cache/kv_storage.h"
+#include "kv_cache/retention/retention.h"
 #include "ops/attention.h"
 #include "ops/sample.h"
 #include "ops/state.h"
@@ -39,6 +40,14 @@ struct BlockTables {
   std::vector<int32_t> context_len;
 };
 
+// The last `queries` tokens of a sequence in the batch, whose weights of the keys are added to the
+// sums of every layer that has room for them.
+struct ScoredTokens {
+  int32_t sequence = 0;
+  int32_t queries = 0;
+  kv_cache::KeyScores* scores = nullptr;
+};
+
 struct ForwardBatch {
   std::vector<int32_t> token_ids;  // [tokens]
   // Empty, or [tokens]: the logits row of the previous batch whose sampled token this is; -1: the
@@ -56,6 +65,7 @@ struct ForwardBatch {
   // states that the head gave before. In host memory that a device reads (Ops::host_memory()).
   const float* features = nullptr;
   bool own_states = false;
+  std::vector<ScoredTokens> scored;  // on the host only
 
   // Empty, or [tokens]: the slot that keeps a copy of the states behind this token (ops/state.h).
   std::vector<int32_t> state_saves;

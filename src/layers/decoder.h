@@ -52,6 +52,7 @@ class Decoder final : public Model {
              int turn) override;
   void finish(const ForwardBatch& batch, const StepResults& results, int turn) override;
   std::vector<WeightInfo> weights() const override { return infos_; }
+  ops::Ops* key_ops() override { return ops_.device() == nullptr ? &ops_ : nullptr; }
   std::shared_ptr<const ModelWeights> share() const override { return weights_; }
 
  private:

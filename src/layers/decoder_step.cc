@@ -141,7 +141,7 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
                                     : Matrix{to, tokens, spec_.hidden_size, spec_.hidden_size});
   }
   // Behind the last branch that stores, only some rows go on.
-  const bool all_rows = wants_states || spec_.features.has_value() ||
+  const bool all_rows = wants_states || !batch.scored.empty() || spec_.features.has_value() ||
                         (!boundaries_.empty() && captures_.back() > last_stored_.layer);
   const bool narrows = !all_rows && take_last_rows(batch, cache);
   describe_step(

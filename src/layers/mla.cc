@@ -61,6 +61,8 @@ void mla_attention(Step& step, const MlaSpec& spec, const MlaWeights& w, int cac
   all.values = step.arena.matrix(tokens, int64_t{spec.heads} * spec.value_dim);
   all.params = {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data()};
   all.o = product_of(w.out, into);
+  std::vector<ops::ScoredQueries> scored;
+  all.scored = scored_of(step, cache_layer, scored);
   step.ops.latent_attention(all);
 }
 

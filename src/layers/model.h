@@ -51,6 +51,9 @@ class Model {
   virtual void finish(const ForwardBatch& /*batch*/, const StepResults& /*results*/, int /*turn*/) {
   }
 
+  // What reads and moves stored keys and values; nullptr: they can only be attended to.
+  virtual ops::Ops* key_ops() { return nullptr; }
+
   // For models that share weights with this one, such as its draft heads; nullptr: it shows none.
   virtual std::shared_ptr<const ModelWeights> share() const { return nullptr; }
 

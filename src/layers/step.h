@@ -60,6 +60,9 @@ ops::AttentionBatch batch_of(const Step& step, int cache_layer);
 // The states of a layer of the cache, and those that the step reads and writes.
 ops::StateView states_of(const Step& step, int cache_layer);
 ops::StateBatch state_batch_of(const Step& step, int cache_layer);
+// The step's tokens to score in a layer of the cache. `room` holds the result.
+std::span<const ops::ScoredQueries> scored_of(const Step& step, int cache_layer,
+                                              std::vector<ops::ScoredQueries>& room);
 // The model's rope of that index; nullptr for -1: no rotation.
 const RopeSpec* rope_of(const Step& step, int rope);
 

@@ -35,12 +35,22 @@ struct BranchNormWeights {
   NormWeights in, out, after;
 };
 
+// For a cache of FP8, which has no scales: it holds keys divided by `k` and values divided by `v`.
+// The operations before the cache divide and those behind it multiply, so this takes no time.
+struct KvScales {
+  float k = 1.0f;
+  float v = 1.0f;
+  NormWeights k_norm;  // the norm of keys, divided by k, if there is one
+  Vector out_bias;     // the bias of the output, divided by v, if there is one
+};
+
 struct AttentionWeights {
   Linear q, k, v, out;
   NormWeights q_norm, k_norm;
   Vector sinks;          // [heads]
   Vector distance_bias;  // [heads, 2 * bias_distance + 1], by distance from -bias_distance on
   Linear gate;           // [heads * value_dim, hidden], with AttentionSpec::output_gate
+  KvScales kv_scales;
 };
 
 struct CrossAttentionWeights {

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "base/log.h"
 #include "models/branch_loading.h"
 #include "models/dummy_maker.h"
 
@@ -104,37 +105,70 @@ Status assemble_qkv(WeightReader& reader, const AttentionSpec& a, int64_t hidden
 
 // One weight for each head: a tensor [heads, head_dim], or one tensor for each head.
 Status assemble_head_norms(WeightReader& reader, Role role, int layer, int heads, int head_dim,
-                           NormWeights& out) {
+                           float factor, NormWeights& out) {
   FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* first,
                            reader.require(role, ".weight", layer, 0));
   const int64_t all = int64_t{heads} * head_dim;
-  if (heads == 1 || first->elements() != head_dim) {
-    FRESHET_ASSIGN_OR_RETURN(const std::vector<float> values, reader.values(*first, all));
-    return reader.store(out.weight, values);
-  }
   std::vector<float> values;
-  for (int h = 0; h < heads; ++h) {
+  if (heads == 1 || first->elements() != head_dim) {
+    FRESHET_ASSIGN_OR_RETURN(values, reader.values(*first, all));
+  }
+  for (int h = 0; std::ssize(values) < all; ++h) {
     FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor,
                              reader.require(role, ".weight", layer, h));
     FRESHET_ASSIGN_OR_RETURN(const std::vector<float> head, reader.values(*tensor, head_dim));
     values.insert(values.end(), head.begin(), head.end());
   }
+  for (float& v : values) v *= factor;
   return reader.store(out.weight, values);
 }
 
+// The norm of queries or keys, times `factor`.
 Status assemble_qk_norm(WeightReader& reader, const AttentionSpec& a, Role role, int layer,
-                        int heads, NormWeights& out) {
-  switch (a.qk_norm) {
-    case QkNorm::kNone:
-      return {};
-    case QkNorm::kHead:
-      return reader.norm(out, role, a.qk_norm_spec, layer, a.head_dim);
-    case QkNorm::kHeadDistinct:
-      return assemble_head_norms(reader, role, layer, heads, a.head_dim, out);
-    case QkNorm::kFull:
-      return reader.norm(out, role, a.qk_norm_spec, layer, int64_t{heads} * a.head_dim);
+                        int heads, float factor, NormWeights& out) {
+  if (a.qk_norm == QkNorm::kNone) return {};
+  if (a.qk_norm == QkNorm::kHeadDistinct)
+    return assemble_head_norms(reader, role, layer, heads, a.head_dim, factor, out);
+  const int64_t size =
+      a.qk_norm == QkNorm::kHead ? int64_t{a.head_dim} : int64_t{heads} * a.head_dim;
+  if (!a.qk_norm_spec.weight && factor != 1.0f) {
+    const std::vector<float> factors(static_cast<size_t>(size), factor);
+    FRESHET_RETURN_IF_ERROR(reader.store(out.weight, factors));
   }
-  return {};
+  return reader.norm(out, role, a.qk_norm_spec, layer, size, factor);
+}
+
+// The factor of a layer's keys or values in an FP8 cache, as compressed-tensors
+// (`self_attn.k_scale`) and ModelOpt (`self_attn.k_proj.k_scale`) store it; 1 if there is none.
+Result<float> kv_scale(const WeightReader& reader, Role role, int layer, const std::string& name) {
+  const loader::TensorSource* t = find_kv_scale(reader, role, layer, name);
+  if (t == nullptr) return 1.0f;
+  if (t->elements() != 1) {
+    log_warning("tensor '{}' is not used: an FP8 cache has one factor for a layer, not {}", t->name,
+                t->elements());
+    return 1.0f;
+  }
+  FRESHET_ASSIGN_OR_RETURN(const std::vector<float> values, reader.values(*t, 1));
+  if (!(values[0] > 0.0f) || !std::isfinite(1.0f / values[0]) || !std::isfinite(values[0]))
+    return invalid_argument("tensor '{}' is {}: a factor of the cache is a positive number",
+                            t->name, values[0]);
+  return values[0];
+}
+
+Status assemble_kv_scales(WeightReader& reader, const AttentionSpec& a, int64_t hidden, int layer,
+                          AttentionWeights& out) {
+  const bool fused = reader.find(Role::kKey, ".weight", layer) == nullptr;
+  KvScales& s = out.kv_scales;
+  FRESHET_ASSIGN_OR_RETURN(s.k,
+                           kv_scale(reader, fused ? Role::kQkv : Role::kKey, layer, ".k_scale"));
+  FRESHET_ASSIGN_OR_RETURN(s.v,
+                           kv_scale(reader, fused ? Role::kQkv : Role::kValue, layer, ".v_scale"));
+  if (s.k != 1.0f) {
+    FRESHET_RETURN_IF_ERROR(
+        assemble_qk_norm(reader, a, Role::kKeyNorm, layer, a.kv_heads, 1.0f / s.k, s.k_norm));
+  }
+  if (s.v == 1.0f || !a.out_bias) return {};
+  return reader.vector(s.out_bias, Role::kOutput, ".bias", layer, hidden, 0, 1.0f / s.v);
 }
 
 // The bucket of a distance (key minus query), as transformers' T5 computes it: in F32.
@@ -176,9 +210,10 @@ Status assemble(WeightReader& reader, const AttentionSpec& a, int64_t hidden, in
   FRESHET_RETURN_IF_ERROR(assemble_qkv(reader, a, input, layer, out));
   FRESHET_RETURN_IF_ERROR(assemble_distance_bias(reader, a, out.distance_bias));
   FRESHET_RETURN_IF_ERROR(
-      assemble_qk_norm(reader, a, Role::kQueryNorm, layer, a.heads, out.q_norm));
+      assemble_qk_norm(reader, a, Role::kQueryNorm, layer, a.heads, 1.0f, out.q_norm));
   FRESHET_RETURN_IF_ERROR(
-      assemble_qk_norm(reader, a, Role::kKeyNorm, layer, a.kv_heads, out.k_norm));
+      assemble_qk_norm(reader, a, Role::kKeyNorm, layer, a.kv_heads, 1.0f, out.k_norm));
+  FRESHET_RETURN_IF_ERROR(assemble_kv_scales(reader, a, hidden, layer, out));
   return assemble_attention_out(reader, a, hidden, layer, out);
 }
 

@@ -17,4 +17,13 @@ const BranchLoading& loading_of(const BranchSpec& branch) {
   return *kLoadings[branch.body.index()];
 }
 
+const loader::TensorSource* find_kv_scale(const WeightReader& reader, Role projection, int layer,
+                                          const std::string& name) {
+  if (reader.is_gguf()) return nullptr;
+  const std::string own = reader.stem(projection, layer);
+  if (const auto* found = reader.find_name(own + name)) return found;
+  const size_t dot = own.rfind('.');
+  return dot == std::string::npos ? nullptr : reader.find_name(own.substr(0, dot) + name);
+}
+
 }  // namespace freshet::models

@@ -85,4 +85,8 @@ Status assemble_attention_out(WeightReader& reader, const Spec& a, int64_t hidde
                        a.out_bias);
 }
 
+// The tensor `name` (".k_scale") of a projection, or of the attention that it belongs to.
+const loader::TensorSource* find_kv_scale(const WeightReader& reader, Role projection, int layer,
+                                          const std::string& name);
+
 }  // namespace freshet::models

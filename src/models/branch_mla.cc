@@ -1,3 +1,4 @@
+#include "base/log.h"
 #include "models/branch_loading.h"
 
 namespace freshet::models {
@@ -113,6 +114,8 @@ Status assemble_projections(WeightReader& reader, const MlaSpec& a, int64_t hidd
 Status assemble(WeightReader& reader, const MlaSpec& a, int64_t hidden, int layer,
                 MlaWeights& out) {
   FRESHET_RETURN_IF_ERROR(assemble_projections(reader, a, hidden, layer, out));
+  if (const TensorSource* t = find_kv_scale(reader, Role::kKvDown, layer, ".k_scale"))
+    log_warning("tensor '{}' is not used: an FP8 cache of latents has no factor", t->name);
   return assemble_attention_out(reader, a, hidden, layer, out);
 }
 

@@ -279,19 +279,19 @@ Status WeightReader::linear(Linear& out, Role role, int layer, int64_t rows, int
 }
 
 Status WeightReader::vector(Vector& out, Role role, std::string_view suffix, int layer,
-                            int64_t size, float offset) {
+                            int64_t size, float offset, float factor) {
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* tensor, require(role, suffix, layer));
   FRESHET_ASSIGN_OR_RETURN(std::vector<float> all, values(*tensor, size));
-  for (float& v : all) v += offset;
+  for (float& v : all) v = (v + offset) * factor;
   return store(out, all);
 }
 
 Status WeightReader::norm(NormWeights& out, Role role, const NormSpec& spec, int layer,
-                          int64_t size) {
+                          int64_t size, float factor) {
   const float offset = architecture_.norms_less_one && !is_gguf_ ? 1.0f : 0.0f;
   if (spec.weight)
-    FRESHET_RETURN_IF_ERROR(vector(out.weight, role, ".weight", layer, size, offset));
-  if (spec.bias) FRESHET_RETURN_IF_ERROR(vector(out.bias, role, ".bias", layer, size));
+    FRESHET_RETURN_IF_ERROR(vector(out.weight, role, ".weight", layer, size, offset, factor));
+  if (spec.bias) FRESHET_RETURN_IF_ERROR(vector(out.bias, role, ".bias", layer, size, 0, factor));
   return {};
 }
 

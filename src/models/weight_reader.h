@@ -88,10 +88,12 @@ class WeightReader {
   // A linear layer with its bias if it has one: the whole of a role's tensors.
   Status linear(Linear& out, Role role, int layer, int64_t rows, int64_t cols, bool bias,
                 std::span<const int64_t> order = {});
-  Status norm(NormWeights& out, Role role, const NormSpec& spec, int layer, int64_t size);
-  // A vector of a role; `offset` is added to each number.
+  // Weight and bias times `factor`.
+  Status norm(NormWeights& out, Role role, const NormSpec& spec, int layer, int64_t size,
+              float factor = 1);
+  // A vector of a role: each number plus `offset`, times `factor`.
   Status vector(Vector& out, Role role, std::string_view suffix, int layer, int64_t size,
-                float offset = 0);
+                float offset = 0, float factor = 1);
 
   void release(const loader::TensorSource& source);
   std::vector<Model::WeightInfo> take_infos() { return std::move(infos_); }

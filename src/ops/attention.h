@@ -61,6 +61,16 @@ struct AttentionBatch {
   int sequences() const { return static_cast<int>(context_len.size()); }
 };
 
+// Queries whose softmax weights are added up by key (Ops::key_scores()): the last `queries` of the
+// sequence's queries.
+struct ScoredQueries {
+  int32_t sequence = 0;
+  int32_t queries = 0;
+  int64_t* sums = nullptr;  // [kv_heads, stride], of one layer
+  int64_t stride = 0;       // at least the sequence's context_len
+};
+inline constexpr float kScoreUnits = 0x1p30f;  // of a weight of 1
+
 struct AttentionParams {
   int heads = 0;
   float scale = 1.0f;

@@ -71,7 +71,8 @@ struct Attend {
   Heads heads;
   Matrix out;  // [tokens, heads * value_dim]; room if there is an output projection
   AttentionParams params;
-  Product o;  // may be absent
+  Product o;                                   // may be absent
+  std::span<const ScoredQueries> scored = {};  // Ops::key_scores() of the queries, on the host only
 };
 
 // A layer's attention from its input to its output projection. Without q, keys and values are
@@ -106,6 +107,7 @@ struct LatentAttention {
   AttentionBatch batch;
   AttentionParams params;
   Product o;
+  std::span<const ScoredQueries> scored = {};
 };
 
 // A gated MLP: down(glu(gate(x), up(x))). gate.out and up.out, [tokens, ff], are room.

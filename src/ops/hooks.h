@@ -1,5 +1,6 @@
 // The places before and after a projection where others may look or take part: calibration sees
-// inputs, a LoRA adapter adds its delta, tensor parallelism sums over ranks.
+// inputs, and what goes to the cache, a LoRA adapter adds its delta, tensor parallelism sums over
+// ranks.
 //
 // While hooks are set, every projection of a model comes by, whatever fused operation it belongs
 // to: those of Ops::matmul(), each head's of matmul_heads(), and each expert's of moe() with the
@@ -20,6 +21,8 @@ class ProjectionHooks {
   // p.out holds p.scale * (x W^T + bias) and may be changed. What it is to be added to (a residual)
   // comes after that: p.add is false.
   virtual void after(const Product& /*p*/, const Matrix& /*x*/) {}
+  // Keys and values on their way to the cache, rotated: [tokens, kv heads * features].
+  virtual void storing(const Matrix& /*k*/, const Matrix& /*v*/) {}
 };
 
 }  // namespace freshet::ops

@@ -131,6 +131,24 @@ struct AttentionKernel {
   // Workspace of run() for at most `tokens` queries, `heads` heads and `context` cached tokens.
   size_t (*scratch_bytes)(const KvShape& shape, int heads, int64_t tokens, int64_t context,
                           int workers);
+  // Decodes a head's keys of a block: keys[d * kBlockTokens + slot].
+  void (*read_keys)(const KvShape& shape, const uint8_t* block, int head, float* keys);
+  // Copies a slot of a head from one block to another, bits unchanged.
+  void (*move_slot)(const KvShape& shape, const uint8_t* from, int from_slot, uint8_t* to,
+                    int to_slot, int head);
+};
+
+// The inner loops of Ops::key_scores().
+struct ScoreKernel {
+  const char* name;
+  CpuIsa isa;
+  // out[r * stride + t]: the product of row r of q, [rows, key_dim], and key t of a block's keys,
+  // [key_dim, kBlockTokens].
+  void (*dots)(const float* q, int rows, const float* keys, int key_dim, float* out,
+               int64_t stride);
+  // Adds the softmax of n scores, in whole units, to `sums`. n is a multiple of kBlockTokens;
+  // scores may be overwritten. `sink`: a logit that adds to the denominator only, or nullptr.
+  void (*add_weights)(float* scores, int64_t n, const float* sink, int64_t* sums);
 };
 
 // Row-wise element kernels, one set per instruction set. Each call handles one row (or one head).
@@ -156,6 +174,7 @@ struct KernelTable {
   std::span<const ActEncoder> encoders;
   std::span<const AttentionKernel> attention;
   std::span<const VectorKernels> vector;
+  std::span<const ScoreKernel> scores;
 };
 
 const KernelTable& reference_kernels();  // ops/reference_*.cc: plain F32, for every format

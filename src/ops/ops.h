@@ -128,6 +128,19 @@ class Ops {
   void attention(const Matrix& out, const Matrix& q, const KvView& cache,
                  const AttentionBatch& batch, const AttentionParams& params);
 
+  // Adds the softmax weights of the scored queries, as attention() weighs them, to the sums: whole
+  // numbers of 1 / kScoreUnits, so that no order of adding matters. Host only.
+  void key_scores(const Matrix& q, const KvView& cache, const AttentionBatch& batch,
+                  const AttentionParams& params, std::span<const ScoredQueries> scored);
+  // Copies the keys and values of slots kept[head * count + i], ascending in a head, to slot i of
+  // the blocks `to`, bits unchanged. Blocks may be in both lists. Host only.
+  void gather_kv(const KvView& cache, std::span<const int32_t> from, std::span<const int32_t> to,
+                 const int32_t* kept, int32_t count);
+  // The keys of a head in the first `slots` slots of the blocks, as attention() reads them:
+  // [slots, key_dim]. Host only; thread-safe.
+  void read_keys(const KvView& cache, std::span<const int32_t> blocks, int head, int32_t slots,
+                 float* keys) const;
+
   void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu);
   void activation(const Matrix& x, Activation activation);    // in place
   void xielu(const Matrix& x, const Xielu& xielu);            // in place; host only

@@ -41,7 +41,7 @@ void Ops::prepare(const Input& in, std::span<const Weight* const> readers) {
 }
 
 void Ops::heads(const Heads& h) {
-  if (Device* d = device(); d != nullptr && d->heads(h)) return;
+  if (Device* d = device(); d != nullptr && impl_->hooks == nullptr && d->heads(h)) return;
   for (const Heads::Part& p : {h.q, h.k}) {
     if (p.x.rows == 0) continue;
     const auto normalise = [&] {
@@ -57,13 +57,16 @@ void Ops::heads(const Heads& h) {
     }
     if (p.norm_after) normalise();
   }
-  if (h.k.x.rows > 0) store_kv(h.cache, h.k.x, h.v, h.batch);
+  if (h.k.x.rows == 0) return;
+  if (impl_->hooks != nullptr) impl_->hooks->storing(h.k.x, h.v);
+  store_kv(h.cache, h.k.x, h.v, h.batch);
 }
 
 void Ops::attend(const Attend& a) {
   if (Device* d = device(); d != nullptr && impl_->hooks == nullptr && d->attend(a)) return;
   heads(a.heads);
   attention(a.out, a.heads.q.x, a.heads.cache, a.heads.batch, a.params);
+  if (!a.scored.empty()) key_scores(a.heads.q.x, a.heads.cache, a.heads.batch, a.params, a.scored);
   if (present(a.o)) matmul(a.out, {&a.o, 1});
 }
 
@@ -118,6 +121,7 @@ void Ops::latent_attention(const LatentAttention& l) {
   if (!attends) return;
   matmul_heads(l.q.out, l.q_absorb, l.absorbed);
   attention(l.mixed, l.absorbed, l.cache, l.batch, l.params);
+  if (!l.scored.empty()) key_scores(l.absorbed, l.cache, l.batch, l.params, l.scored);
   matmul_heads(l.mixed, l.v_up, l.values);
   matmul(l.values, {&l.o, 1});
 }

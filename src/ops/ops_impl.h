@@ -28,6 +28,8 @@ struct Ops::Impl {
   std::vector<const MatmulKernel*> matmul;        // [formats] the planned row
   std::vector<const AttentionKernel*> attention;  // the rows that can run here, best first
   const VectorKernels* vector = nullptr;
+  const ScoreKernel* scores = nullptr;
+  std::vector<float> kv_scratch;                // of ops_kv.cc; grows to the longest sequence
   std::array<const ActEncoder*, 4> encoders{};  // [ActKind]; nullptr if no planned kernel needs one
   Arena arena;
   size_t scratch_bytes = 0;        // reserved in the arena, or on the device

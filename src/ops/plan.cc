@@ -117,6 +117,11 @@ Result<std::unique_ptr<Ops>> Ops::create(ThreadPool& pool, const KernelTable& ba
   FRESHET_RETURN_IF_ERROR(plan_matmul(tables, impl->matmul));
   FRESHET_RETURN_IF_ERROR(plan_attention(tables, impl->attention));
   FRESHET_RETURN_IF_ERROR(plan_vector(tables, impl->vector));
+  for (const auto rows : {tables.backend.scores, tables.reference.scores}) {
+    for (const ScoreKernel& row : rows) {
+      if (impl->scores == nullptr && capabilities.has(row.isa)) impl->scores = &row;
+    }
+  }
   for (const ActEncoder& e : backend.encoders) {
     const ActEncoder*& slot = impl->encoders[static_cast<size_t>(e.kind)];
     if (slot == nullptr && capabilities.has(e.isa)) slot = &e;

@@ -14,5 +14,6 @@ namespace freshet::ops {
 std::span<const MatmulKernel> reference_matmul();        // in the order of quant::Format
 std::span<const AttentionKernel> reference_attention();  // one row, for every shape
 std::span<const VectorKernels> reference_vector();       // one row
+std::span<const ScoreKernel> reference_scores();         // one row
 
 }  // namespace freshet::ops

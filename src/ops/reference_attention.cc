@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -326,10 +327,32 @@ size_t scratch_bytes(const KvShape& shape, int heads, int64_t, int64_t, int work
   return static_cast<size_t>(workers) * Scratch::bytes(shape, heads);
 }
 
+// Rotated keys stay rotated.
+void read_keys(const KvShape& s, const uint8_t* block, int head, float* keys) {
+  std::vector<float> key(static_cast<size_t>(s.key_dim));
+  for (int t = 0; t < kBlockTokens; ++t) {
+    const Stored at = stored_at(s, {const_cast<uint8_t*>(block), t}, head, false);
+    read_row(info(s.type).key, at.codes, s.key_dim, at.scales, key.data());
+    for (int d = 0; d < s.key_dim; ++d) keys[d * kBlockTokens + t] = key[static_cast<size_t>(d)];
+  }
+}
+
+void move_slot(const KvShape& s, const uint8_t* from, int from_slot, uint8_t* to, int to_slot,
+               int head) {
+  const auto move = [&](const KvFormat& f, int n, bool value) {
+    const Stored at = stored_at(s, {const_cast<uint8_t*>(from), from_slot}, head, value);
+    const Stored into = stored_at(s, {to, to_slot}, head, value);
+    std::memcpy(into.codes, at.codes, code_bytes(f, n));
+    if (f.group > 0) std::copy_n(at.scales, scales_of(n), into.scales);
+  };
+  move(info(s.type).key, s.key_dim, false);
+  if (!s.value_is_key_prefix) move(info(s.type).value, s.value_dim, true);
+}
+
 constexpr AttentionKernel kKernels[] = {
     {"attention.reference", CpuIsa::kScalar,
      [](const KvShape& shape, const AttentionParams&) { return check_shape(shape).ok(); }, store,
-     run, scratch_bytes}};
+     run, scratch_bytes, read_keys, move_slot}};
 
 }  // namespace
 

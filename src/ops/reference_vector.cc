@@ -117,8 +117,8 @@ std::span<const VectorKernels> reference_vector() {
 }
 
 const KernelTable& reference_kernels() {
-  static const KernelTable kTable{
-      "reference", reference_matmul(), {}, reference_attention(), reference_vector()};
+  static const KernelTable kTable{"reference",           reference_matmul(), {},
+                                  reference_attention(), reference_vector(), reference_scores()};
   return kTable;
 }
 

@@ -1,13 +1,9 @@
 // Writing importance matrices.
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
-#include <memory>
 
-#include <unistd.h>
-
+#include "base/whole_file.h"
 #include "loader/gguf_writer.h"
 #include "quantizer/imatrix.h"
 
@@ -46,22 +42,6 @@ std::string dat_entry(const std::string& name, const Imatrix::Entry& e, uint32_t
 
 std::span<const uint8_t> bytes_of(const std::vector<float>& v) {
   return {reinterpret_cast<const uint8_t*>(v.data()), v.size() * sizeof(float)};
-}
-
-Status write_whole_file(const std::string& path, const std::string& bytes) {
-  const std::string partial = fmt::format("{}.{}.partial", path, ::getpid());
-  const auto failed = [&](const char* what) {
-    const int error = errno;
-    std::remove(partial.c_str());
-    return io_error("{} {}: {}", what, path, std::strerror(error));
-  };
-  std::FILE* file = std::fopen(partial.c_str(), "wb");
-  if (file == nullptr) return failed("cannot create");
-  const bool written = std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size() &&
-                       std::fflush(file) == 0 && ::fsync(::fileno(file)) == 0;
-  if (std::fclose(file) != 0 || !written) return failed("cannot write");
-  if (std::rename(partial.c_str(), path.c_str()) != 0) return failed("cannot write");
-  return {};
 }
 
 }  // namespace

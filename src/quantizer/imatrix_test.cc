@@ -94,7 +94,7 @@ TEST_F(ImatrixFiles, WritesBothForms) {
   one_set.datasets.pop_back();
   ASSERT_TRUE(one_set.save_dat(folder_ + "/m.dat").ok());
   EXPECT_EQ(read_all(folder_ + "/m.dat"), read_all(kData + ".dat"));
-  EXPECT_THAT(m->save_dat(folder_ + "/no/such/folder/m.dat").message(), HasSubstr("cannot create"));
+  EXPECT_THAT(m->save_dat(folder_ + "/no/such/folder/m.dat").message(), HasSubstr("cannot write"));
 }
 
 TEST_F(ImatrixFiles, MergesSumsAndCounts) {

@@ -1,42 +1,15 @@
 #include "quantizer/part_results.h"
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <memory>
+
+#include "base/whole_file.h"
 
 namespace freshet::quantizer {
 namespace {
 
 namespace fs = std::filesystem;
-
-Status write_failed(const std::string& path) {
-  return resource_exhausted("cannot write {}: {}", path, std::strerror(errno));
-}
-
-// Writes the pieces to a temporary file and renames it.
-Status write_whole(const std::string& path, std::span<const std::span<const uint8_t>> pieces) {
-  const std::string temporary = path + ".tmp";
-  const auto close = [](std::FILE* f) { std::fclose(f); };
-  std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(temporary.c_str(), "wb"), close);
-  if (file == nullptr) return write_failed(temporary);
-  for (const std::span<const uint8_t> piece : pieces) {
-    if (std::fwrite(piece.data(), 1, piece.size(), file.get()) == piece.size()) continue;
-    const Status failed = write_failed(path);
-    std::remove(temporary.c_str());
-    return failed;
-  }
-  if (std::fclose(file.release()) != 0) {
-    const Status failed = write_failed(path);
-    std::remove(temporary.c_str());
-    return failed;
-  }
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) return write_failed(path);
-  return {};
-}
 
 std::span<const uint8_t> bytes_of(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
@@ -54,8 +27,7 @@ Result<PartResults> PartResults::open(const std::string& folder, const std::stri
   fs::remove_all(folder, error);
   if (!fs::create_directories(folder, error))
     return invalid_argument("cannot create {}: {}", folder, error.message());
-  const std::span<const uint8_t> pieces[] = {bytes_of(key)};
-  FRESHET_RETURN_IF_ERROR(write_whole(key_path, pieces));
+  FRESHET_RETURN_IF_ERROR(write_whole_file(key_path, key, Durable::kNo));
   return results;
 }
 
@@ -90,7 +62,7 @@ Status PartResults::write(int part, std::span<const StoredTensor> tensors,
   std::vector<std::span<const uint8_t>> pieces = {
       {reinterpret_cast<const uint8_t*>(&length), sizeof length}, bytes_of(text)};
   for (const StoredTensor& t : tensors) pieces.emplace_back(t.bytes);
-  return write_whole(path_of(part), pieces);
+  return write_whole_file(path_of(part), pieces, Durable::kNo);
 }
 
 Result<PartResults::Part> PartResults::read(int part) const {

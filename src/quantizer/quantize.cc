@@ -104,6 +104,7 @@ std::string QuantizeJob::key() const {
     for (const quant::Format f : of)
       formats.emplace_back(name + "|" + std::string(quant::info(f).name));
   }
+  if (options_.kv_scales) key["kv_scales"] = true;
   key["formats"] = json::Value(std::move(formats));
   key["statistics"] = options_.imatrix == nullptr ? "" : hash_of(*options_.imatrix);
   json::Array files;
@@ -184,6 +185,12 @@ std::vector<Target> QuantizeJob::targets(const LinearTensor& t) const {
 
 Status QuantizeJob::check_shapes() const {
   if (options_.container == nullptr) return {};
+  if (options_.kv_scales && std::ranges::none_of(parts_, [this](const models::Part& part) {
+        return has_kv_scales(part);
+      })) {
+    return unsupported(
+        "--kv-cache-scheme: no layer of this model keeps keys and values that have factors");
+  }
   int64_t count = 0;
   for (const models::Part& part : parts_) {
     FRESHET_ASSIGN_OR_RETURN(const auto linears, working_.linears(part));
@@ -223,9 +230,19 @@ bool QuantizeJob::stopped(double fraction) const {
   return options_.progress && !options_.progress("quantising", fraction);
 }
 
+bool QuantizeJob::has_kv_scales(const models::Part& part) const {
+  if (!options_.kv_scales || part.layer < 0) return false;
+  const auto& branches = working_.model().spec.layers[static_cast<size_t>(part.layer)].branches;
+  const auto first = branches.begin() + part.first_branch;
+  return std::any_of(first, first + part.branches, [](const BranchSpec& b) {
+    return std::holds_alternative<AttentionSpec>(b.body);
+  });
+}
+
 bool QuantizeJob::reads_text() const {
   const bool ranges = options_.container != nullptr && needs_input_scale(options_.scheme);
-  return (options_.method.needs_text() || ranges) && !options_.calibration.windows.empty();
+  return (options_.method.needs_text() || ranges || options_.kv_scales) &&
+         !options_.calibration.windows.empty();
 }
 
 Status QuantizeJob::run_parts() {

@@ -40,6 +40,7 @@ struct QuantizeOptions {
   SizeTarget target;                           // with a recipe
   const Container* container = nullptr;
   Scheme scheme;
+  bool kv_scales = false;           // with a container: factors of keys and values for an FP8 cache
   std::vector<std::string> ignore;  // regular expressions of modules that stay as they are
 
   MethodSet method;

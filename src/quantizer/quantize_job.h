@@ -54,6 +54,8 @@ class QuantizeJob {
   Status weigh_target();
   std::vector<Target> targets(const models::LinearTensor& t) const;
   ExportOptions export_options() const;
+  // Whether the part keeps keys and values that an FP8 cache may have factors for.
+  bool has_kv_scales(const models::Part& part) const;
   bool reads_text() const;  // whether calibration windows run through the model
   bool stopped(double fraction) const;
   Status run_part(int index, bool streams_needed);
@@ -97,6 +99,7 @@ class QuantizeJob {
   Status write_gguf();
   Status write_container();
   std::vector<std::string> unquantised() const;
+  std::vector<StoredTensor> kv_scale_tensors() const;
   json::Object provenance() const;
   Status verify_gguf(const loader::Checkpoint& checkpoint);
   Status verify_container(const loader::Checkpoint& checkpoint);
@@ -122,6 +125,10 @@ class QuantizeJob {
   double fraction_ = 0.0;
   QuantizeReport report_;
 };
+
+// The factors of keys and of values of a part, in its file.
+inline constexpr char kKvScales[] = "kv_scales";
+void store_kv_scales(const InputCollector& seen, std::vector<StoredTensor>& out);
 
 // A matrix as a part's file holds it, and back. `name`: of the tensor, with the expert and the
 // format where there are several.

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -101,6 +102,7 @@ json::Object QuantizeJob::provenance() const {
     o["calibration_tokens"] = tokens;
     o["calibration_windows"] = options_.calibration.windows.size();
   }
+  if (options_.kv_scales) o["kv_cache_scheme"] = "fp8";
   o["mean_relative_error"] = report_.mean_relative_error;
   return o;
 }
@@ -142,6 +144,27 @@ std::vector<std::string> QuantizeJob::unquantised() const {
   return out;
 }
 
+// The factors of keys and values under the names that the container gives them.
+std::vector<StoredTensor> QuantizeJob::kv_scale_tensors() const {
+  using models::Role;
+  std::vector<StoredTensor> out;
+  const models::WeightReader& reader = working_.reader();
+  for (size_t i = 0; i < parts_.size() && options_.kv_scales; ++i) {
+    const loader::TensorSource* scales = finished_[i].file.find(kKvScales);
+    const int layer = parts_[i].layer;
+    if (scales == nullptr) continue;
+    const bool fused = reader.find(Role::kKey, ".weight", layer) == nullptr;
+    for (const auto& [role, name, at] :
+         {std::tuple{Role::kKey, ".k_scale", 0}, std::tuple{Role::kValue, ".v_scale", 1}}) {
+      std::string stem = reader.stem(fused ? Role::kQkv : role, layer);
+      if (options_.container->kv_scales == KvScaleNames::kAttention) stem.resize(stem.rfind('.'));
+      const uint8_t* from = scales->data + static_cast<size_t>(at) * sizeof(float);
+      out.push_back({stem + name, "F32", {1}, {from, from + sizeof(float)}});
+    }
+  }
+  return out;
+}
+
 Status QuantizeJob::write_container() {
   CheckpointOptions o;
   o.output = options_.output;
@@ -150,12 +173,19 @@ Status QuantizeJob::write_container() {
   FRESHET_ASSIGN_OR_RETURN(const auto writer, CheckpointWriter::create(o));
   for (const PartResults::Part& part : finished_) FRESHET_RETURN_IF_ERROR(apply_changes(part));
   const ModelFacts own = facts();
+  const std::vector<StoredTensor> kv_scales = kv_scale_tensors();
+  const auto measured = [&](const std::string& name) {
+    return std::ranges::any_of(kv_scales, [&](const StoredTensor& s) { return s.name == name; });
+  };
+  bool has_kv_scales = !kv_scales.empty();
   const auto& tensors = working_.checkpoint().tensors();
   for (size_t i = 0; i < tensors.size(); ++i) {
     const loader::TensorSource& t = tensors[i];
     if (options_.progress &&
         !options_.progress("writing", static_cast<double>(i) / static_cast<double>(tensors.size())))
       return cancelled("interrupted");
+    if (measured(t.name)) continue;
+    has_kv_scales |= t.name.ends_with(".k_scale");
     const auto place = places_.find(t.name);
     if (place == places_.end()) {
       FRESHET_RETURN_IF_ERROR(writer->add(t.name, t.dtype, t.shape, {t.data, t.bytes}));
@@ -172,7 +202,9 @@ Status QuantizeJob::write_container() {
                                  options_.scheme, own));
     for (const StoredTensor& s : stored) FRESHET_RETURN_IF_ERROR(writer->add(s));
   }
+  for (const StoredTensor& s : kv_scales) FRESHET_RETURN_IF_ERROR(writer->add(s));
   ConfigRequest request;
+  request.kv_cache_fp8 = has_kv_scales;
   request.groups = {{options_.scheme, {}}};
   request.ignore = unquantised();
   request.dtype = own.dtype;
@@ -212,6 +244,11 @@ Status QuantizeJob::verify_container(const loader::Checkpoint& checkpoint) {
   const Progress no_progress;
   const models::WeightReader reader(checkpoint, *model.architecture, working_.compute()->ops(),
                                     no_progress);
+  for (const StoredTensor& s : kv_scale_tensors()) {
+    const loader::TensorSource* t = checkpoint.find(s.name);
+    if (t == nullptr || !std::ranges::equal(std::span(t->data, t->bytes), s.bytes))
+      return internal_error("{}: '{}' is not what was written", options_.output, s.name);
+  }
   for (const auto& [name, place] : places_) {
     const auto& [part, t] = place;
     FRESHET_ASSIGN_OR_RETURN(

@@ -181,6 +181,14 @@ void QuantizeJob::add_given_statistics(std::vector<Work>& work) {
   }
 }
 
+// The largest key or value becomes E4M3's largest number.
+void store_kv_scales(const InputCollector& seen, std::vector<StoredTensor>& out) {
+  if (seen.key_max() == 0.0f && seen.value_max() == 0.0f) return;
+  const auto scale = [](float most) { return most > 0.0f ? most / 448.0f : 1.0f; };
+  const std::vector<float> scales = {scale(seen.key_max()), scale(seen.value_max())};
+  out.push_back(stored_array(kKvScales, "F32", {2}, scales));
+}
+
 Status QuantizeJob::quantise_part(int index, const models::Part& part,
                                   const std::vector<LinearTensor>& linears) {
   std::vector<Work> work;
@@ -191,7 +199,8 @@ Status QuantizeJob::quantise_part(int index, const models::Part& part,
   std::vector<StoredTensor> stored;
   json::Array records;
   PartRunner::Collected collected;
-  if (!work.empty() && runner_ != nullptr) {
+  const bool kv_scales = has_kv_scales(part) && runner_ != nullptr;
+  if (kv_scales || (!work.empty() && runner_ != nullptr)) {
     const bool products = options_.method.gptq || options_.method.awq;
     // Some hundred inputs are enough to choose the scales of SmoothQuant.
     const int64_t every =
@@ -202,6 +211,7 @@ Status QuantizeJob::quantise_part(int index, const models::Part& part,
     share_experts(work);
     FRESHET_RETURN_IF_ERROR(scale_channels(part, linears, work, collected, stored));
   }
+  if (kv_scales) store_kv_scales(*collected.collector, stored);
   input_max_.clear();
   for (const Work& w : work) {
     if (w.stats == nullptr) continue;

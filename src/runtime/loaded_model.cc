@@ -69,7 +69,11 @@ Status LoadedModel::reserve(const StepLimits& limits) {
 
 Result<KvStorage> LoadedModel::make_cache(const KvTypes& types,
                                           const std::vector<int32_t>& blocks) const {
-  const KvCacheSpec cache = kv_cache_spec(spec(), types);
+  return make_cache(kv_cache_spec(spec(), types), blocks);
+}
+
+Result<KvStorage> LoadedModel::make_cache(const KvCacheSpec& cache,
+                                          const std::vector<int32_t>& blocks) const {
   FRESHET_RETURN_IF_ERROR(check_cache(*compute_, cache));
   return KvStorage::allocate(cache, blocks, ops().memory());
 }

@@ -59,6 +59,8 @@ class LoadedModel {
   Status reserve(const StepLimits& limits);
   // blocks: for each cache group of kv_cache_spec(spec(), types).
   Result<KvStorage> make_cache(const KvTypes& types, const std::vector<int32_t>& blocks) const;
+  // The same for groups formed differently.
+  Result<KvStorage> make_cache(const KvCacheSpec& spec, const std::vector<int32_t>& blocks) const;
   // Room for logits on the host, [rows, vocab], where steps may write them.
   Result<Buffer> make_logits(int64_t rows) const;
 

@@ -217,6 +217,7 @@ bool Offload::drop_one(const Sequence& for_whom) {
 // ---- saving ----------------------------------------------------------------------------------
 
 void Offload::save(Sequence& s) {
+  if (s.blocks.evicts()) return;  // tokens alone do not tell what its blocks hold
   int32_t end = s.blocks.registered;
   if (prompt_only_) end = std::min(end, s.prompt_tokens / kBlockTokens);
   if (s.tier.saved >= end) return;

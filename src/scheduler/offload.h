@@ -6,7 +6,7 @@
 // less time than computing it. The sequence holds these blocks (TierState::loaded) and takes them
 // over when it starts. A load that was ordered cannot be stopped: if its sequence ends before, its
 // blocks are kept here until it has ended. Loads are handed to the store by issue(), after the
-// copies of the step: a block of theirs may be the source of such a copy. Integers only. Not
+// evictions and copies of the step: a block of theirs may be the source of one. Integers only. Not
 // synchronised.
 #pragma once
 

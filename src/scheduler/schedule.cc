@@ -13,6 +13,7 @@ Step Scheduler::schedule(int64_t now) {
   Step step;
   step.number = ++steps_;
   expire(step);
+  evict_due(step);
   renew_grant();
   make_way(step);
   const size_t preempted_for_others = step.preempted.size();
@@ -23,7 +24,7 @@ Step Scheduler::schedule(int64_t now) {
   if (step.preempted.size() == preempted_for_others) admit(step, budget);
   plan_branches(step, budget);
   // Loads write to blocks that a copy of this step may still read: they are issued behind it.
-  if (offload_ && step.copies.empty()) offload_->issue();
+  if (offload_ && step.copies.empty() && step.evictions.empty()) offload_->issue();
   if (step.items.empty()) step.wake_at = break_standstill(step) ? now_ : wake_time();
   return step;
 }
@@ -125,7 +126,7 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
   if (s.whole && left > tokens) return WaitReason::kTokenBudget;
 
   const int32_t most = s.whole ? left : std::min(tokens, chunk());
-  StepItem item{s.id, s.computed, std::min(left, most), 0, 0};
+  StepItem item{s.id, s.computed, std::min({left, most, s.evict_at - s.computed}), 0, 0};
   if (s.logits_from >= 0) {  // rows of the logits are scarcer than tokens
     const int32_t silent = std::clamp(s.logits_from - item.first, 0, item.count);
     item.count = std::min(item.count, silent + rows);
@@ -141,6 +142,7 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
   if (cache_.state_group() >= 0) keep_states(s, item);
 
   const int32_t end = item.first + item.count;
+  if (end > s.scored_from) own_scores(s);
   if (s.logits_from >= 0) item.logits = std::min(item.count, std::max(0, end - s.logits_from));
   if (end - item.draft == s.size() && s.logits) item.logits = std::max(item.logits, 1 + item.draft);
   s.planned_in = step.number;
@@ -287,8 +289,8 @@ Sequence* Scheduler::candidate(bool fresh_allowed) const {
 bool Scheduler::fits_whole(const Sequence& s) const {
   for (int g = 0; g < cache_.groups(); ++g) {
     const auto still = [&](const Sequence& q) {
-      return cache_.still_needs(q.blocks, g, std::min(q.size() + 1, options_.max_model_len),
-                                chunk());
+      const int32_t end = std::min(q.size() + 1, options_.max_model_len);
+      return cache_.still_needs(q.blocks, g, slots_end(q, g, end), chunk());
     };
     int64_t needs = still(s);
     for (const Sequence* r : running_) needs += still(*r);
@@ -329,7 +331,7 @@ bool Scheduler::fits_ahead(const Sequence& s) const {
     parts.clear();
     const auto add = [&](const Sequence& q) {
       const int64_t holds = q.blocks.empty() ? 0 : q.blocks.blocks(g);
-      const int64_t needs = cache_.still_needs(q.blocks, g, q.size(), chunk());
+      const int64_t needs = cache_.still_needs(q.blocks, g, slots_end(q, g, q.size()), chunk());
       for (int i = 0; i <= q.pending_forks; ++i)
         parts.push_back({to_come(q), i == 0 ? holds + needs : 0});
       room += holds;
@@ -350,9 +352,11 @@ bool Scheduler::fits_ahead(const Sequence& s) const {
 }
 
 // The prefix that may come from the cache: tokens whose logits are wanted have to run.
-std::span<const int32_t> Scheduler::may_be_cached(const Sequence& s) {
+std::span<const int32_t> Scheduler::may_be_cached(const Sequence& s) const {
   if (s.compute_all) return {};
-  const int32_t most = s.logits_from >= 0 ? std::min(s.logits_from, s.size() - 1) : s.size() - 1;
+  int32_t most = s.logits_from >= 0 ? std::min(s.logits_from, s.size() - 1) : s.size() - 1;
+  // Queries that are scored have to run, and nothing behind an eviction is in the tree.
+  most = std::min({most, s.scored_from, s.evict_at - 1});
   return std::span(s.tokens).first(static_cast<size_t>(most));
 }
 

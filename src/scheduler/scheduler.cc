@@ -68,7 +68,10 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& opt
   FRESHET_ASSIGN_OR_RETURN(auto policy, make_batching_policy(options.batching));
   std::unique_ptr<Scheduler> scheduler(new Scheduler(options, cache, std::move(policy)));
   for (int g = 0; g < cache.groups(); ++g) {
-    const int32_t most = cache.most_blocks_in(g, options.max_model_len, scheduler->chunk());
+    const bool evicts = options.max_slots > 0 && cache.window(g) == 0 && g != cache.state_group();
+    const int32_t longest =
+        evicts ? std::min(options.max_slots, options.max_model_len) : options.max_model_len;
+    const int32_t most = cache.most_blocks_in(g, longest, scheduler->chunk());
     if (most > cache.pool(g).size()) {
       return invalid_argument("a sequence of {} tokens needs {} cache blocks; there are {}",
                               options.max_model_len, most, cache.pool(g).size());
@@ -111,6 +114,7 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
     return invalid_argument("the encoder's output needs {} cache blocks; there are {}",
                             encoder_blocks, encoder_pool_.size());
   }
+  FRESHET_RETURN_IF_ERROR(fits_pools(request));
   FRESHET_CHECK(!requests_.contains(request.id), "request {} was added twice", request.id);
   auto& r = requests_[request.id];
   r = std::make_unique<Request>();
@@ -121,6 +125,7 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   r->encoder_tokens = request.encoder_tokens;
   r->arrival = now_;
   r->deadline = request.deadline;
+  r->eviction = std::move(request.eviction);
   if (r->deadline > 0) deadlines_.emplace(r->deadline, r->id);
 
   auto s = std::make_unique<Sequence>();
@@ -137,6 +142,7 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   s->whole = request.whole;
   s->token_types = std::move(request.token_types);
   s->pin_tokens = std::clamp(request.pin_tokens, 0, s->prompt_tokens);
+  restart_evictions(*s);
   r->sequences.push_back(s->id);
   queue_.arrive(*r);
   const SequenceId id = s->id;
@@ -192,6 +198,7 @@ void Scheduler::stop_running(Sequence& s) {
   s.draft.clear();
   s.accepted_branch = -1;
   drop_branches(s);
+  restart_evictions(s);
 }
 
 void Scheduler::drop(Sequence& s) {
@@ -364,6 +371,7 @@ SequenceId Scheduler::fork(SequenceId sequence) {
   child->waits_for = WaitReason::kNone;
   child->tier.keys = parent.tier.keys;
   child->tier.saved = parent.tier.saved;
+  restart_evictions(*child);
   parent.request->sequences.push_back(child->id);
   ++batches_[parent.request->batch];
   Sequence& c = *sequences_.emplace(child->id, std::move(child)).first->second;
@@ -376,6 +384,9 @@ SequenceId Scheduler::fork(SequenceId sequence) {
   } else if (parent.state == State::kRunning) {
     c.computed = parent.computed;
     c.blocks = cache_.fork(parent.blocks, parent.computed);
+    c.evict_at = parent.evict_at;
+    c.scored_from = parent.scored_from;
+    c.scores = parent.scores;
     running_.insert(&c);
     ++slots_taken_;
   }
@@ -464,7 +475,8 @@ Status Scheduler::check(std::span<const kv_cache::BlockTable* const> others) con
     if (s->computed > s->size()) return internal_error("sequence {} computed what it has not", id);
     for (int g = 0; runs && g < cache_.groups(); ++g) {
       const int32_t holds = s->blocks.blocks(g);
-      if (g == cache_.state_group() ? holds == 0 : holds * kv_cache::kBlockTokens < s->computed) {
+      const int32_t slots = s->blocks.slots(g, s->computed);
+      if (g == cache_.state_group() ? holds == 0 : holds * kv_cache::kBlockTokens < slots) {
         return internal_error("sequence {} lacks blocks for what it computed", id);
       }
     }

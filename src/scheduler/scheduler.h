@@ -42,9 +42,11 @@ struct SchedulerOptions {
   int32_t max_num_seqs = 256;
   int32_t max_num_batched_tokens = 2048;
   int32_t max_chunk = 0;  // most prompt tokens of one sequence in a step; 0: the token budget
-  int32_t max_logit_rows = 256;     // rows of logits a step may ask for
-  int32_t max_model_len = 0;        // most tokens of a sequence; its blocks must fit the pools
-  int32_t encoder_blocks = 0;       // blocks for encoders' outputs, of all requests together
+  int32_t max_logit_rows = 256;  // rows of logits a step may ask for
+  int32_t max_model_len = 0;     // most tokens of a sequence; its blocks must fit the pools
+  int32_t encoder_blocks = 0;    // blocks for encoders' outputs, of all requests together
+  // > 0: every request evicts to hold at most this many slots, for which the pools must suffice.
+  int32_t max_slots = 0;
   int32_t max_queued_requests = 0;  // 0: no limit
   int64_t max_queued_tokens = 0;
   int64_t ageing_us = 30'000'000;  // so much waiting is worth one level of priority; 0: no ageing
@@ -66,6 +68,7 @@ struct SchedulerStats {
   int32_t queued_requests = 0;  // of those, requests that have not started
   int64_t queued_tokens = 0;    // of their prompts
   int64_t preemptions = 0;
+  int64_t evictions = 0;          // of keys of live sequences
   int64_t prompt_tokens = 0;      // of admitted requests
   int64_t cached_tokens = 0;      // of those, found in the cache at admission
   int64_t recomputed_tokens = 0;  // last tokens of fully cached prompts, which run again
@@ -144,11 +147,19 @@ class Scheduler {
 
   void account_waiting(int64_t now);
   void expire(Step& step);
+  void restart_evictions(Sequence& s);
+  static void own_scores(Sequence& s);
+  void evict_due(Step& step);
+  void evict(Sequence& s, Step& step);
+  std::vector<Sequence*> twins(const Sequence& s);
+  bool make_room_to_evict(const Sequence& s, const std::vector<Sequence*>& twins, Step& step);
+  int32_t slots_end(const Sequence& s, int group, int32_t end) const;
+  Status fits_pools(const NewRequest& request) const;
   void renew_grant();
   void make_way(Step& step);
   bool break_standstill(Step& step);
   int64_t wake_time() const;
-  static std::span<const int32_t> may_be_cached(const Sequence& s);
+  std::span<const int32_t> may_be_cached(const Sequence& s) const;
   static int64_t behind_others(const Request& r, int64_t now);
   void plan_running(Step& step, Budget& budget);
   void admit(Step& step, Budget& budget);

@@ -8,11 +8,13 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "kv_cache/block_cache.h"
 #include "kv_cache/block_key.h"
+#include "kv_cache/retention/schedule.h"
 
 namespace freshet::scheduler {
 
@@ -50,6 +52,8 @@ struct NewRequest {
   std::vector<int32_t> token_types;  // of the prompt's tokens, or empty
   int32_t pin_tokens = 0;            // this many first tokens stay cached while there is room
   int32_t encoder_tokens = 0;        // positions of the encoder's output, of encoder-decoders
+  // nullptr: all keys are kept. No drafts may be set for such a request.
+  std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
 };
 
 // A fixed total order of sequences. When blocks run out, better ranks keep theirs.
@@ -126,6 +130,11 @@ struct Sequence {
   bool whole = false;
   std::vector<int32_t> token_types;  // of the prompt's tokens, or empty
   int32_t logits_from = -1;
+  // With Request::eviction: the position where its next eviction is due, the first query that is
+  // scored for it, and the sums of the scores so far, which forks share until they add to them.
+  int32_t evict_at = kv_cache::kNeverEvicts;
+  int32_t scored_from = kv_cache::kNeverEvicts;
+  std::shared_ptr<kv_cache::KeyScores> scores;
   bool started = false;  // was admitted before
   int64_t queued_at = 0;
   WaitReason waits_for = WaitReason::kQueued;
@@ -157,7 +166,8 @@ struct Request {
   std::string salt;
   int64_t arrival = 0;
   int64_t deadline = 0;
-  uint64_t batch = 0;         // the step that admitted it
+  uint64_t batch = 0;  // the step that admitted it
+  std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
   int32_t cached_tokens = 0;  // of the prompt, found in the cache at first admission
   int32_t preemptions = 0;
   // The encoder's output: all sequences read it, from the first start to the request's end.
@@ -168,8 +178,19 @@ struct Request {
   WaitTimes waited{};  // of all its sequences together
 };
 
+// Keys of a sequence that are evicted: of each group that has a table in `before`, slots of these
+// blocks go to the blocks `after`.
+struct Eviction {
+  RequestId request = 0;
+  std::vector<std::vector<int32_t>> before, after;  // [groups][blocks]
+  std::vector<int32_t> slots, kept;                 // [groups]
+  std::shared_ptr<kv_cache::KeyScores> scores;      // of the slots in `before`; may be nullptr
+  std::shared_ptr<kv_cache::KeyScores> left;  // where the sums of kept keys go; may be nullptr
+};
+
 struct Step {
   uint64_t number = 0;
+  std::vector<Eviction> evictions;          // to do in order, before the copies, also without items
   std::vector<StepItem> items;              // branches of draft trees come last
   std::vector<kv_cache::BlockCopy> copies;  // to do in order, before the run
   std::vector<SequenceId> preempted;

@@ -1,8 +1,8 @@
 // Randomised test of the scheduler and the block cache.
 //
 // A seed decides everything: sizes of pools and windows, policies, arrivals, shared prefixes,
-// samples, beams, draft trees, cancellations, deadlines, a clock that jumps both ways, a "thief"
-// that holds blocks so that allocations fail, and in half of the seeds without
+// samples, beams, draft trees, evictions of keys, cancellations, deadlines, a clock that jumps both
+// ways, a "thief" that holds blocks so that allocations fail, and in half of the seeds without
 // states a tier below the cache (tool/simulated_store.h) with slow and failing loads. The model is
 // a hash: slot p of a block holds the hash of the tokens up to p. So every token that runs can
 // verify each position that its attention reads, in every group, after copies, evictions and
@@ -28,6 +28,7 @@ struct SimulationReport {
   int64_t cached_with_states = 0;  // of those, in models with states
   int64_t kept_states = 0;         // copies for checkpoints and behind drafts
   int64_t copies = 0;
+  int64_t evictions = 0;  // of keys of live sequences
   int64_t accepted_drafts = 0;
   int64_t branch_tokens = 0;         // tokens that came from rows of branches of draft trees
   int64_t refused_while_robbed = 0;  // steps in which nothing could run because of the thief

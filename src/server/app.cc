@@ -519,6 +519,7 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   params.grammar = std::get<std::shared_ptr<const grammar::Grammar>>(std::move(grammar));
   Request probe;
   probe.params = params;
+  probe.kv_eviction = request.kv_eviction;
   for (std::vector<int32_t>& prompt : prompts) {  // check all before submitting any
     probe.prompt.swap(prompt);
     const auto error = engine_.check(probe);
@@ -533,6 +534,7 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   options.request_id = request.request_id;
   options.tenant = cache_salt(exchange->request(), {});
   options.cache_salt = cache_salt(exchange->request(), request.cache_salt);
+  options.kv_eviction = request.kv_eviction;
   options.timeout_s = request.timeout_s;
   options.max_predict_s = request.max_predict_s;
   if (!options_.slot_save_path.empty()) {

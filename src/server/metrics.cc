@@ -139,6 +139,9 @@ void Metrics::add_gauges(const CacheInfo& cache) {
 void Metrics::add_counters() {
   registry_.counter_from("vllm:num_preemptions_total", "Preemptions.",
                          of(&EngineStats::preemptions));
+  registry_.counter_from("freshet:kv_evictions_total",
+                         "Evictions of keys and values of live sequences.",
+                         of(&EngineStats::kv_evictions));
   registry_.counter_from("vllm:prompt_tokens_total", "Prompt tokens processed.",
                          of(&EngineStats::prompt_tokens));
   registry_.counter_from(

@@ -173,6 +173,8 @@ void read_common(Fields& fields, CommonRequest& r, const RequestLimits& limits, 
   fields.read("user", r.user, 1024);
   fields.read("cache_salt", r.cache_salt, 1024);
   fields.read("id_slot", r.id_slot, -1, SlotTexts::kSlots - 1);
+  if (const json::Value* eviction = fields.get("kv_eviction"))
+    r.kv_eviction = json::write(*eviction);
   fields.read("return_token_ids", r.return_token_ids);
   fields.read("return_tokens_as_token_ids", r.tokens_as_ids);
   read_truncation(fields, r);

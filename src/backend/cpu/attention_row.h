@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "backend/cpu/attention_isa.h"
+#include "backend/cpu/kv_layout.h"
 
 namespace freshet::cpu {
 namespace {
@@ -254,7 +255,17 @@ constexpr ops::AttentionKernel row(const char* name, ops::CpuIsa isa) {
           [](const Matrix& out, const Matrix& q, const KvView& cache, const AttentionBatch& batch,
              const AttentionParams& params, ThreadPool& pool, uint8_t* scratch,
              size_t bytes) { run(kIsa, out, q, cache, batch, params, pool, scratch, bytes); },
-          scratch_bytes};
+          scratch_bytes,
+          [](const KvShape& shape, const uint8_t* block, int head, float* keys) {
+            if (kIsa.store_head != nullptr) return KvTiles(shape).read_keys(block, head, keys);
+            KvRows(shape).read_keys(block, head, keys);
+          },
+          [](const KvShape& shape, const uint8_t* from, int from_slot, uint8_t* to, int to_slot,
+             int head) {
+            if (kIsa.store_head != nullptr)
+              return KvTiles(shape).move(from, from_slot, to, to_slot, head);
+            KvRows(shape).move(from, from_slot, to, to_slot, head);
+          }};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@ const ops::KernelTable& kernels() {
       .encoders = act_encoders(),
       .attention = attention_kernels(),
       .vector = vector_kernels(),
+      .scores = score_kernels(),
   };
   return table;
 }

@@ -17,5 +17,6 @@ MatmulCall call_of(const ops::MatmulArgs& args, const uint8_t* act, int64_t act_
 std::span<const ops::ActEncoder> act_encoders();
 std::span<const ops::AttentionKernel> attention_kernels();
 std::span<const ops::VectorKernels> vector_kernels();
+std::span<const ops::ScoreKernel> score_kernels();
 
 }  // namespace freshet::cpu

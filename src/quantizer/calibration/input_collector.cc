@@ -53,6 +53,17 @@ void InputCollector::before(const ops::Weight& weight, const Matrix& x) {
   if (wants_.gram) add_gram(*s, x);
 }
 
+void InputCollector::storing(const Matrix& k, const Matrix& v) {
+  const auto raise = [](float& most, const Matrix& x) {
+    for (int64_t r = 0; r < x.rows; ++r) {
+      const float* row = x.row(r);
+      for (int64_t c = 0; c < x.cols; ++c) most = std::max(most, std::fabs(row[c]));
+    }
+  };
+  raise(key_max_, k);
+  raise(value_max_, v);
+}
+
 void InputCollector::add_samples(Shared& s, const Matrix& x) {
   if (wants_.sample_every == 0) return;
   for (int64_t r = 0; r < x.rows; ++r) {

@@ -30,11 +30,15 @@ class InputCollector final : public ops::ProjectionHooks {
   ~InputCollector() override;
 
   void before(const ops::Weight& weight, const Matrix& x) override;
+  void storing(const Matrix& k, const Matrix& v) override;
 
   void begin_step();  // call before each step
   Status finish();    // and this after the last
   // Of the projection with this Weight::id, after finish(); nullptr: no token came by.
   InputStats* of(int32_t id);
+  // The largest magnitudes of keys and values that went to the cache; 0: none did.
+  float key_max() const { return key_max_; }
+  float value_max() const { return value_max_; }
 
  private:
   struct Shared;  // statistics of one input
@@ -48,7 +52,8 @@ class InputCollector final : public ops::ProjectionHooks {
   std::vector<std::unique_ptr<Shared>> all_;
   std::map<int32_t, Shared*> by_id_;
   std::map<uint64_t, Shared*> in_step_;  // by the hash of the numbers
-  std::vector<float> turned_;            // inputs, transposed
+  float key_max_ = 0.0f, value_max_ = 0.0f;
+  std::vector<float> turned_;  // inputs, transposed
   Status failure_;
 };
 

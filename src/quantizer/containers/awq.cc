@@ -51,14 +51,7 @@ Result<std::vector<StoredTensor>> awq_pack(const std::string& stem, const CodedM
     }
     return words;
   };
-  std::vector<float> scales(m.scales.size());
-  for (int64_t r = 0; r < m.rows; ++r) {
-    for (int64_t g = 0; g < groups; ++g) {
-      scales[static_cast<size_t>(g * m.rows + r)] = m.scales[static_cast<size_t>(r * groups + g)];
-    }
-  }
-  FRESHET_ASSIGN_OR_RETURN(StoredTensor scale,
-                           scale_tensor(stem + ".scales", {groups, m.rows}, scales, s.scale));
+  FRESHET_ASSIGN_OR_RETURN(StoredTensor scale, turned_scales(stem + ".scales", m, s));
   const auto code = [&](int64_t r, int64_t c) {
     return m.codes[static_cast<size_t>(r * m.cols + c)];
   };

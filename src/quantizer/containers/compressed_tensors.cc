@@ -292,7 +292,8 @@ std::vector<Loader> compressed_loaders(const Scheme& s, const ModelFacts& facts)
 }  // namespace
 
 const Container kCompressedTensorsContainer = {
-    "compressed-tensors", compressed_supports, compressed_fit, compressed_settle,
-    compressed_pack,      compressed_config,   no_side_files,  compressed_loaders};
+    "compressed-tensors", compressed_supports, compressed_fit,
+    compressed_settle,    compressed_pack,     compressed_config,
+    no_side_files,        compressed_loaders,  KvScaleNames::kAttention};
 
 }  // namespace freshet::quantizer

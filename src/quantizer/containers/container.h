@@ -64,6 +64,10 @@ struct Loader {
 // "vLLM: loads (...)" or "vLLM: does not load: ...".
 std::string describe(const Loader& loader);
 
+// Factors of an FP8 cache: of the attention ("self_attn.k_scale"), or of the projections
+// ("self_attn.k_proj.k_scale").
+enum class KvScaleNames { kNone, kAttention, kProjection };
+
 struct Container {
   std::string_view name;  // of --format and, but for variants, of quant_method
   // ok, or why this container cannot hold the scheme.
@@ -82,6 +86,8 @@ struct Container {
       const json::Value& quantization_config);
   // What each engine makes of it, in the order of the report.
   std::vector<Loader> (*loaders)(const Scheme& scheme, const ModelFacts& facts);
+  // Where a layer's k_scale and v_scale are.
+  KvScaleNames kv_scales = KvScaleNames::kNone;
 };
 
 std::span<const Container> containers();

@@ -78,18 +78,11 @@ Result<std::vector<StoredTensor>> gptq_pack(const std::string& stem, const Coded
         stem, m.rows, m.cols);
   }
   const int64_t groups = column_groups(m, s);
-  std::vector<float> scales(m.scales.size());
-  for (int64_t r = 0; r < m.rows; ++r) {
-    for (int64_t g = 0; g < groups; ++g) {
-      scales[static_cast<size_t>(g * m.rows + r)] = m.scales[static_cast<size_t>(r * groups + g)];
-    }
-  }
   std::vector<int32_t> index = m.group_of_column;
   for (int64_t c = 0; c < m.cols && m.group_of_column.empty(); ++c) {
     index.push_back(static_cast<int32_t>(c / group_columns(m, s)));
   }
-  FRESHET_ASSIGN_OR_RETURN(StoredTensor scale,
-                           scale_tensor(stem + ".scales", {groups, m.rows}, scales, s.scale));
+  FRESHET_ASSIGN_OR_RETURN(StoredTensor scale, turned_scales(stem + ".scales", m, s));
   std::vector<StoredTensor> out;
   out.push_back(
       i32_tensor(stem + ".qweight", {m.cols * s.bits / 32, m.rows}, packed_columns(m, s.bits)));

@@ -113,8 +113,8 @@ std::vector<Loader> modelopt_loaders(const Scheme& s, const ModelFacts& facts) {
 
 }  // namespace
 
-const Container kModelOptContainer = {"modelopt",          modelopt_supports, as_it_is,
-                                      nothing_to_settle,   modelopt_pack,     modelopt_config,
-                                      modelopt_side_files, modelopt_loaders};
+const Container kModelOptContainer = {
+    "modelopt",      modelopt_supports,   as_it_is,         nothing_to_settle,        modelopt_pack,
+    modelopt_config, modelopt_side_files, modelopt_loaders, KvScaleNames::kProjection};
 
 }  // namespace freshet::quantizer

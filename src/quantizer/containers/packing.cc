@@ -129,6 +129,16 @@ Result<StoredTensor> scale_tensor(std::string name, std::vector<int64_t> shape,
   return t;
 }
 
+Result<StoredTensor> turned_scales(std::string name, const CodedMatrix& m, const Scheme& s) {
+  const int64_t groups = column_groups(m, s);
+  std::vector<float> scales(m.scales.size());
+  for (int64_t r = 0; r < m.rows; ++r) {
+    for (int64_t g = 0; g < groups; ++g)
+      scales[static_cast<size_t>(g * m.rows + r)] = m.scales[static_cast<size_t>(r * groups + g)];
+  }
+  return scale_tensor(std::move(name), {groups, m.rows}, scales, s.scale);
+}
+
 StoredTensor nibble_tensor(std::string name, const CodedMatrix& m) {
   StoredTensor t{std::move(name), "U8", {m.rows, m.cols / 2}, {}};
   t.bytes.resize(m.codes.size() / 2);

@@ -69,6 +69,9 @@ StoredTensor f32_tensor(std::string name, std::vector<int64_t> shape,
 Result<StoredTensor> scale_tensor(std::string name, std::vector<int64_t> shape,
                                   std::span<const float> values, ScaleType type);
 
+// The same for all scales of a matrix, transposed: [groups, rows].
+Result<StoredTensor> turned_scales(std::string name, const CodedMatrix& m, const Scheme& s);
+
 // Two codes of 4 bits per byte, the even column in the low half: [rows, cols / 2].
 StoredTensor nibble_tensor(std::string name, const CodedMatrix& matrix);
 

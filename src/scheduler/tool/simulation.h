@@ -11,7 +11,7 @@
 
 #include "scheduler/scheduler.h"
 #include "scheduler/simulator.h"
-#include "scheduler/tool/simulated_random.h"
+#include "scheduler/tool/simulated.h"
 #include "scheduler/tool/simulated_store.h"
 
 namespace freshet::scheduler {
@@ -44,6 +44,7 @@ class Simulation {
   void configure();
   void add_store();
   void end_store();
+  void evict(const Eviction& e);
   void arrive();
   void meddle();
   void rob();

@@ -14,6 +14,7 @@ SimulationReport& SimulationReport::operator+=(const SimulationReport& other) {
   cached_tokens += other.cached_tokens;
   cached_with_states += other.cached_with_states;
   copies += other.copies;
+  evictions += other.evictions;
   accepted_drafts += other.accepted_drafts;
   branch_tokens += other.branch_tokens;
   kept_states += other.kept_states;

@@ -63,17 +63,19 @@ bool Simulation::run_item(const StepItem& item) {
   if (states_ && !run_state(s, item, hashes)) return false;
   for (int g = 0; g < cache_->groups(); ++g) {
     if (g == cache_->state_group()) continue;
-    const std::vector<int32_t>& ids = s.blocks_of(item).ids[static_cast<size_t>(g)];
+    const BlockTable& table = s.blocks_of(item);
+    const std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
     const int32_t window = cache_->window(g);
     const int32_t from = window == 0 ? 0 : std::max(0, item.first - window + 1);
-    for (int32_t p = from; p < end; ++p) {
+    const int32_t own = table.slots(g, item.first), evicted = item.first - own;
+    for (int32_t p = from; p < end - evicted; ++p) {
       const auto block = static_cast<size_t>(p / kBlockTokens);
       if (block >= ids.size() || ids[block] == kNoBlock) {
         return fail(
             fmt::format("sequence {} has no block for position {} in group {}", s.id, p, g));
       }
       uint64_t& slot = slots(g, ids[block])[p % kBlockTokens];
-      if (p >= item.first) slot = hashes[static_cast<size_t>(p)];
+      if (p >= own) slot = hashes[static_cast<size_t>(p + evicted)];
     }
   }
   return true;
@@ -106,17 +108,17 @@ bool Simulation::check_step(const Step& step) {
     std::vector<int32_t> tokens = s.tokens;
     const std::vector<int32_t>& draft = s.draft_of(item);
     tokens.insert(tokens.end(), draft.begin(), draft.end());
-    uint64_t hash = 0;
     std::vector<uint64_t> hashes;
-    for (int32_t p = 0; p < item.first + item.count; ++p) {
-      hashes.push_back(hash = extend(hash, tokens[static_cast<size_t>(p)]));
-      for (int g = 0; g < cache_->groups(); ++g) {
-        if (g == cache_->state_group()) continue;
-        const int32_t window = cache_->window(g);
-        if (window > 0 && p < item.first - window + 1) continue;
+    for (const int32_t t : tokens) hashes.push_back(extend(hashes.empty() ? 0 : hashes.back(), t));
+    for (int g = 0; g < cache_->groups(); ++g) {
+      if (g == cache_->state_group()) continue;
+      const std::vector<uint64_t> expected = expected_slots(s, g, item, hashes);
+      const int32_t window = cache_->window(g);
+      const int32_t from = window == 0 ? 0 : std::max(0, item.first - window + 1);
+      for (int32_t p = from; p < std::ssize(expected); ++p) {
         const int32_t block =
             s.blocks_of(item).ids[static_cast<size_t>(g)][static_cast<size_t>(p / kBlockTokens)];
-        if (slots(g, block)[p % kBlockTokens] != hash) {
+        if (slots(g, block)[p % kBlockTokens] != expected[static_cast<size_t>(p)]) {
           return fail(fmt::format("sequence {} reads a wrong key at {} in group {} (block {})",
                                   s.id, p, g, block));
         }

@@ -32,9 +32,11 @@ void Simulation::configure() {
   const int32_t chunk = options_.max_num_batched_tokens;
   const int groups = random_.in(1, 3);
   const bool full = random_.chance(80);  // some models have windows only
+  const bool two_full = random_.chance(20);
   for (int g = 0; g < groups; ++g) {
     kv_cache::GroupConfig group;
-    group.window = g == 0 && full ? 0 : random_.one_of({1, 7, 16, 24, 40});
+    group.window =
+        full && (g == 0 || (g == 1 && two_full)) ? 0 : random_.one_of({1, 7, 16, 24, 40});
     cache_options_.groups.push_back(group);
   }
   if (states_) {
@@ -74,6 +76,22 @@ void Simulation::add_store() {
   scheduler_->set_store(*store_, random.chance(30));
 }
 
+void Simulation::evict(const Eviction& e) {
+  for (size_t g = 0; g < e.before.size(); ++g) {
+    if (e.before[g].empty()) continue;
+    const auto slot = [&](const std::vector<int32_t>& ids, int32_t i) -> uint64_t& {
+      const int32_t block = ids[static_cast<size_t>(i / kBlockTokens)];
+      return slots(static_cast<int>(g), block)[i % kBlockTokens];
+    };
+    std::vector<uint64_t> contents;
+    for (int32_t i = 0; i < e.slots[g]; ++i) contents.push_back(slot(e.before[g], i));
+    int32_t to = 0;
+    for (const int32_t i : kept_slots(contents, e.kept[g]))
+      slot(e.after[g], to++) = contents[static_cast<size_t>(i)];
+    ++report_.evictions;
+  }
+}
+
 void Simulation::arrive() {
   Client client;
   NewRequest request;
@@ -103,6 +121,7 @@ void Simulation::arrive() {
   client.samples = request.samples;
   client.beams = request.samples > 1 && random_.chance(40);
   client.drafts = !client.beams && random_.chance(30);
+  if (!client.drafts) request.eviction = random_eviction(random_, *cache_);
   client.arrival_step = static_cast<uint64_t>(report_.steps);
   const RequestId id = request.id;
   const auto sequence = scheduler_->submit(std::move(request), now_);
@@ -328,6 +347,7 @@ bool Simulation::step() {
     if (clients_.erase(id) != 1) return fail("an unknown request expired");
     ++report_.expired;
   }
+  for (const Eviction& e : step.evictions) evict(e);
   for (const kv_cache::BlockCopy& copy : step.copies) {
     std::copy_n(slots(copy.group, copy.from), kBlockTokens, slots(copy.group, copy.to));
     ++report_.copies;

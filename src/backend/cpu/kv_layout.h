@@ -1,0 +1,145 @@
+// The layouts of a block of the cache, for reading single keys and moving single slots.
+// attention_row.h and attention_tiles.inl write these layouts and describe them.
+#pragma once
+
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "ops/attention.h"
+#include "quant/fp8.h"
+#include "tensor/dtype.h"
+
+namespace freshet::cpu {
+namespace {
+
+// A head has its keys, [key_dim, 16], with INT8 the scales of keys and values, [features / 32, 16],
+// and its values, [16, value_dim]. Where values are parts of keys, keys are [16, key_dim].
+class KvRows {
+ public:
+  explicit KvRows(const ops::KvShape& shape) : s_(shape) {}
+
+  void read_keys(const uint8_t* block, int head, float* keys) const {
+    const uint8_t* const at = block + static_cast<size_t>(head) * s_.head_bytes();
+    for (int d = 0; d < s_.key_dim; ++d) {
+      for (int t = 0; t < kSlots; ++t) {
+        const int i = s_.value_is_key_prefix ? t * s_.key_dim + d : d * kSlots + t;
+        float x = value(at, i);
+        if (scaled()) x *= f16_to_f32(scales(at)[d / ops::kScaledFeatures * kSlots + t]);
+        keys[d * kSlots + t] = x;
+      }
+    }
+  }
+
+  void move(const uint8_t* from, int from_slot, uint8_t* to, int to_slot, int head) const {
+    const size_t offset = static_cast<size_t>(head) * s_.head_bytes();
+    from += offset;
+    to += offset;
+    const size_t element = ops::element_bytes(s_.type);
+    const auto copy = [&](size_t at, size_t into, size_t n) {
+      std::memcpy(to + into * element, from + at * element, n * element);
+    };
+    const auto key = static_cast<size_t>(s_.key_dim), value = static_cast<size_t>(s_.value_dim);
+    const auto a = static_cast<size_t>(from_slot), b = static_cast<size_t>(to_slot);
+    if (s_.value_is_key_prefix) {
+      copy(a * key, b * key, key);
+    } else {
+      for (size_t d = 0; d < key; ++d) copy(d * kSlots + a, d * kSlots + b, 1);
+      const size_t first = (s_.head_bytes() - element * kSlots * value) / element;
+      copy(first + a * value, first + b * value, value);
+    }
+    if (!scaled()) return;
+    const int groups =
+        ops::scales_of(s_.key_dim) + (s_.value_is_key_prefix ? 0 : ops::scales_of(s_.value_dim));
+    auto* const target = const_cast<uint16_t*>(scales(to));
+    for (int g = 0; g < groups; ++g) {
+      target[g * kSlots + to_slot] = scales(from)[g * kSlots + from_slot];
+    }
+  }
+
+ private:
+  static constexpr int kSlots = ops::kBlockTokens;
+
+  bool scaled() const { return s_.type == ops::KvType::kInt8; }
+  const uint16_t* scales(const uint8_t* head) const {
+    return reinterpret_cast<const uint16_t*>(head + kSlots * s_.key_dim);
+  }
+  float value(const uint8_t* at, int i) const {
+    const auto* const half = reinterpret_cast<const uint16_t*>(at);
+    switch (s_.type) {
+      case ops::KvType::kF32:
+        return reinterpret_cast<const float*>(at)[i];
+      case ops::KvType::kF16:
+        return f16_to_f32(half[i]);
+      case ops::KvType::kBF16:
+        return bf16_to_f32(half[i]);
+      case ops::KvType::kFP8:
+        return quant::e4m3_to_f32(at[i]);
+      case ops::KvType::kInt8:
+      case ops::KvType::kInt4:  // 4-bit codes have another layout, and Ops refuses them
+      case ops::KvType::kK8V4:
+        break;
+    }
+    return static_cast<float>(static_cast<int8_t>(at[i]));
+  }
+
+  const ops::KvShape& s_;
+};
+
+// Byte tiles (attention_tiles.inl).
+class KvTiles {
+ public:
+  explicit KvTiles(const ops::KvShape& shape) : s_(shape) {}
+
+  void read_keys(const uint8_t* block, int head, float* keys) const {
+    const uint8_t* const at = block + static_cast<size_t>(head) * s_.head_bytes();
+    for (int t = 0; t < kSlots; ++t) {
+      int power = 0;
+      for (int d = 0; d < 8; ++d) power |= (at[key_at(d, t) + kLow] & 1) << d;
+      const float unit =
+          power == kNaN
+              ? std::numeric_limits<float>::quiet_NaN()
+              : std::bit_cast<float>(static_cast<uint32_t>(static_cast<int8_t>(power) + 127) << 23);
+      for (int d = 0; d < s_.key_dim; ++d) {
+        const size_t i = key_at(d, t);
+        const int code = static_cast<int8_t>(at[i]) * 256 + static_cast<int8_t>(at[i + kLow]);
+        keys[d * kSlots + t] = static_cast<float>(code) * unit;
+      }
+    }
+  }
+
+  void move(const uint8_t* from, int from_slot, uint8_t* to, int to_slot, int head) const {
+    const size_t offset = static_cast<size_t>(head) * s_.head_bytes();
+    from += offset;
+    to += offset;
+    for (int d = 0; d < s_.key_dim; d += 4) {
+      for (const size_t plane : {size_t{0}, kLow}) {
+        std::memcpy(to + key_at(d, to_slot) + plane, from + key_at(d, from_slot) + plane, 4);
+      }
+    }
+    const size_t values = s_.head_bytes() - 2 * kSlots * static_cast<size_t>(s_.value_dim);
+    for (int d = 0; d < s_.value_dim; ++d) {
+      for (const size_t plane : {size_t{0}, size_t{256}}) {
+        to[values + value_at(d, to_slot) + plane] = from[values + value_at(d, from_slot) + plane];
+      }
+    }
+  }
+
+ private:
+  static constexpr int kSlots = ops::kBlockTokens;
+  static constexpr size_t kLow = 1024;  // from the high bytes of a tile of keys to the low ones
+  static constexpr int kNaN = 127;
+
+  static size_t key_at(int d, int slot) {
+    return static_cast<size_t>(d / 64) * 2 * kLow +
+           static_cast<size_t>(d % 64 / 4 * 64 + slot * 4 + d % 4);
+  }
+  static size_t value_at(int d, int slot) {
+    return static_cast<size_t>(d / 16 * 16 * 32 + slot / 4 * 64 + d % 16 * 4 + slot % 4);
+  }
+
+  const ops::KvShape& s_;
+};
+
+}  // namespace
+}  // namespace freshet::cpu

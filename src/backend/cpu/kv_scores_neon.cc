@@ -1,0 +1,10 @@
+#define FRESHET_SCORES scores_neon
+#include "backend/cpu/kv_scores.h"
+#include "backend/cpu/kv_scores.inl"
+
+namespace freshet::cpu {
+
+const ops::ScoreKernel kScoresNeon = {"scores.neon", ops::CpuIsa::kNeon, scores_neon::dots,
+                                      scores_neon::add_weights};
+
+}  // namespace freshet::cpu

@@ -1,0 +1,275 @@
+// Evictions of keys keep the law of the batch: with every policy, a request's tokens and
+// log-probabilities are the same, bit for bit, alone, in a batch, in chunks, with a cached prefix
+// and after preemption. And they act: other keys give other numbers, and fewer blocks are held.
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <sstream>
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "freshet/engine.h"
+#include "kv_cache/block_cache.h"
+#include "layers/model.h"
+
+namespace freshet {
+namespace {
+
+constexpr int kEvicting = 12;  // requests
+constexpr int kLongest = 128;  // positions of the golden models
+
+struct Policy {
+  const char* model;
+  const char* json;
+};
+constexpr Policy kPolicies[] = {
+    {"llama", R"({"policy": "streaming", "budget": 36, "sinks": 4, "interval": 8})"},
+    {"llama", R"({"policy": "snapkv", "budget": 30, "window": 8, "kernel": 3})"},
+    {"llama", R"({"policy": "snapkv", "budget": 30, "window": 8, "interval": 8})"},
+    {"llama", R"({"policy": "pyramidkv", "budget": 30, "window": 8, "beta": 4, "interval": 8})"},
+    {"llama", R"({"policy": "pyramidkv", "budget": 30, "window": 8, "decay": 0.7})"},
+    {"llama", R"({"policy": "h2o", "budget": 30, "interval": 8})"},
+    {"llama", R"({"policy": "tova", "budget": 44, "interval": 8})"},
+    {"llama", R"({"policy": "rkv", "budget": 30, "interval": 8})"},
+    {"llama", R"({"policy": "keydiff", "budget": 30, "interval": 8})"},
+    {"gemma2", R"({"policy": "h2o", "budget": 30, "interval": 8})"},
+    {"gpt-oss", R"({"policy": "snapkv", "budget": 30, "window": 8, "interval": 8})"},
+    {"deepseek-v3", R"({"policy": "rkv", "budget": 30, "interval": 8})"},
+};
+
+struct Bits {
+  std::vector<int32_t> ids;
+  std::vector<uint32_t> logprobs;
+  bool operator==(const Bits&) const = default;
+};
+
+Request evicting_request(int which, int vocab) {
+  Request r;
+  const int length = 20 + which * 29 % 60;
+  for (int i = 0; i < length; ++i) {
+    r.prompt.push_back((i * 37 + (i < 18 ? 0 : which * 11) + 3) % vocab);
+  }
+  r.params.max_tokens = 40;
+  r.params.ignore_eos = true;
+  r.params.logprobs = 1;
+  r.params.seed = static_cast<uint64_t>(which);
+  r.params.temperature = which % 2 == 0 ? 0.0f : 0.8f;
+  r.params.n = which == 5 ? 3 : 1;
+  return r;
+}
+
+class Evictions : public ::testing::TestWithParam<Policy> {
+ protected:
+  static std::unique_ptr<Engine> open(EngineOptions o, const char* type = "auto") {
+    o.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + GetParam().model;
+    o.kv_cache_dtype = type;
+    o.threads = 2;
+    o.max_model_len = kLongest;
+    auto engine = Engine::load(o);
+    EXPECT_TRUE(engine.ok()) << engine.status().message();
+    return engine.ok() ? std::move(*engine) : nullptr;
+  }
+
+  static std::vector<Bits> run(Engine& engine, bool together, int* preempted = nullptr) {
+    std::vector<Bits> all(kEvicting * 3);
+    std::vector<std::promise<void>> done(kEvicting);
+    std::promise<void> submitted;
+    const std::shared_future<void> everyone = submitted.get_future().share();
+    for (int i = 0; i < kEvicting; ++i) {
+      Request r = evicting_request(i, engine.model().spec().vocab_size);
+      r.priority = preempted != nullptr && i < kEvicting / 2 ? 1 : 0;
+      r.on_delta = [&all, i, together, everyone](const Delta& d) {
+        Bits& bits = all[static_cast<size_t>(i * 3 + d.index)];
+        if (together && bits.ids.empty()) everyone.wait();
+        bits.ids.insert(bits.ids.end(), d.ids.begin(), d.ids.end());
+        for (const auto& list : d.logprobs) {
+          for (const TokenLogprob& t : list)
+            bits.logprobs.push_back(std::bit_cast<uint32_t>(t.logprob));
+        }
+      };
+      r.on_done = [&, i](const Usage& u) {
+        if (preempted != nullptr) *preempted += u.preemptions;
+        done[static_cast<size_t>(i)].set_value();
+      };
+      const auto id = engine.submit(std::move(r));
+      EXPECT_TRUE(id.ok()) << id.status().message();
+      if (!together) done[static_cast<size_t>(i)].get_future().wait();
+    }
+    submitted.set_value();
+    for (int i = 0; together && i < kEvicting; ++i)
+      done[static_cast<size_t>(i)].get_future().wait();
+    return all;
+  }
+
+  static void expect_equal(const std::vector<Bits>& run, const std::vector<Bits>& alone,
+                           const char* how) {
+    for (size_t i = 0; i < alone.size(); ++i) {
+      EXPECT_EQ(run[i].ids, alone[i].ids) << how << ": request " << i / 3;
+      EXPECT_EQ(run[i].logprobs, alone[i].logprobs) << how << ": request " << i / 3;
+    }
+  }
+
+  static EngineOptions evicting() {
+    EngineOptions o;
+    o.kv_eviction = GetParam().json;
+    return o;
+  }
+
+  // Little room beside the longest sequence, so that requests are preempted.
+  static size_t little_memory(const Engine& engine) {
+    const KvCacheSpec kv = kv_cache_spec(engine.model().spec(), ops::KvType::kF16);
+    size_t bytes = 0;
+    for (size_t g = 0; g < kv.groups.size(); ++g) {
+      const int32_t blocks = kv_cache::BlockCache::most_blocks(kv.groups[g].window, kLongest, 64);
+      bytes += kv.block_bytes(static_cast<int>(g)) * static_cast<size_t>(blocks);
+    }
+    return bytes;
+  }
+};
+
+TEST_P(Evictions, KeepTheLaw) {
+  EngineOptions plain = evicting();
+  plain.enable_prefix_caching = false;
+  const auto first = open(plain);
+  ASSERT_NE(first, nullptr);
+  const std::vector<Bits> alone = run(*first, false);
+  EXPECT_GT(first->stats().kv_evictions, kEvicting / 2);
+  expect_equal(run(*first, true), alone, "batched");
+
+  const auto cached = open(evicting());
+  ASSERT_NE(cached, nullptr);
+  expect_equal(run(*cached, true), alone, "sharing prefixes");
+  const int64_t shared = cached->stats().cached_tokens;
+  expect_equal(run(*cached, true), alone, "from the cache");
+  EXPECT_GT(cached->stats().cached_tokens, shared);
+
+  EngineOptions narrow = evicting();
+  narrow.max_num_batched_tokens = 16;
+  const auto chunked = open(narrow);
+  ASSERT_NE(chunked, nullptr);
+  expect_equal(run(*chunked, true), alone, "in steps of 16 tokens");
+
+  EngineOptions tight = evicting();
+  tight.max_num_batched_tokens = 64;
+  tight.kv_cache_memory = little_memory(*first);
+  const auto crowded = open(tight);
+  ASSERT_NE(crowded, nullptr);
+  int preempted = 0;
+  expect_equal(run(*crowded, true, &preempted), alone, "preempted");
+  EXPECT_GE(preempted, 1);
+
+  tight.kv_offloading_bytes = size_t{1} << 24;
+  const auto swapped = open(tight);
+  ASSERT_NE(swapped, nullptr);
+  expect_equal(run(*swapped, true, &preempted), alone, "preempted, with a host tier");
+  expect_equal(run(*swapped, true, &preempted), alone, "from the host tier");
+}
+
+TEST_P(Evictions, Act) {
+  EngineOptions o;
+  o.enable_prefix_caching = false;
+  const auto keeps = open(o);
+  o.kv_eviction = GetParam().json;
+  const auto evicts = open(o);
+  ASSERT_TRUE(keeps != nullptr && evicts != nullptr);
+  const auto longest = [](Engine& engine, double& usage) {
+    Request r = evicting_request(2, engine.model().spec().vocab_size);
+    Bits bits;
+    std::promise<void> done;
+    r.on_delta = [&](const Delta& d) {
+      bits.ids.insert(bits.ids.end(), d.ids.begin(), d.ids.end());
+      for (const auto& list : d.logprobs) {
+        for (const TokenLogprob& t : list)
+          bits.logprobs.push_back(std::bit_cast<uint32_t>(t.logprob));
+      }
+      usage = engine.stats().kv_cache_usage * static_cast<double>(engine.cache_info().blocks);
+    };
+    r.on_done = [&](const Usage&) { done.set_value(); };
+    EXPECT_TRUE(engine.submit(std::move(r)).ok());
+    done.get_future().wait();
+    return bits;
+  };
+  double all = 0.0, some = 0.0;
+  const Bits kept = longest(*keeps, all), left = longest(*evicts, some);
+  if (std::string_view(GetParam().json).find("streaming") == std::string_view::npos) {
+    EXPECT_EQ(kept.logprobs[0], left.logprobs[0]) << "the first token reads the whole prompt";
+  }
+  EXPECT_NE(kept.logprobs, left.logprobs);
+  EXPECT_LT(some, all);
+}
+
+// A cache of 24 blocks serves a sequence of any length.
+TEST(StreamingEviction, GeneratesInConstantMemory) {
+  const std::string golden = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
+  const auto folder =
+      std::filesystem::temp_directory_path() / ("freshet-streaming-" + std::to_string(::getpid()));
+  std::filesystem::copy(
+      golden, folder,
+      std::filesystem::copy_options::overwrite_existing | std::filesystem::copy_options::recursive);
+  std::ifstream in(golden + "/config.json");
+  std::stringstream text;
+  text << in.rdbuf();
+  auto config = json::parse(text.str());
+  ASSERT_TRUE(config.ok());
+  config->as_object()["max_position_embeddings"] = 200'000;
+  std::ofstream(folder / "config.json") << json::write(*config);
+  const char* const wanted = std::getenv("FRESHET_STREAMED_TOKENS");
+  const int tokens = wanted != nullptr ? std::atoi(wanted) : 5'000;
+
+  EngineOptions o;
+  o.model = folder;
+  o.threads = 1;
+  o.max_num_seqs = 2;
+  o.max_num_batched_tokens = 64;
+  o.max_model_len = 150'000;
+  o.kv_eviction = R"({"policy": "streaming", "budget": 256, "interval": 64})";
+  o.kv_cache_memory = size_t{1} << 17;
+  auto engine = Engine::load(o);
+  std::filesystem::remove_all(folder);
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  const int64_t blocks = (*engine)->cache_info().blocks;
+  EXPECT_LT(blocks, 150'000 / 16 / 10);
+  Request r = evicting_request(0, (*engine)->model().spec().vocab_size);
+  r.params.max_tokens = tokens;
+  r.params.temperature = 1.0f;
+  double most = 0.0;
+  int generated = 0;
+  std::promise<Usage> done;
+  r.on_delta = [&](const Delta& d) {
+    generated += static_cast<int>(d.ids.size());
+    most = std::max(most, (*engine)->stats().kv_cache_usage);
+  };
+  r.on_done = [&](const Usage& u) { done.set_value(u); };
+  ASSERT_TRUE((*engine)->submit(std::move(r)).ok());
+  EXPECT_EQ(done.get_future().get().preemptions, 0);
+  EXPECT_EQ(generated, tokens);
+  EXPECT_LE(most * static_cast<double>(blocks), 256.0 / 16 + 64.0 / 16 + 16 + 2);
+
+  Request whole = evicting_request(0, (*engine)->model().spec().vocab_size);
+  whole.params.max_tokens = 100'000;
+  whole.kv_eviction = R"({"policy": "none"})";
+  std::promise<void> over;
+  std::string error;
+  whole.on_delta = [&](const Delta& d) { error = d.error.message(); };
+  whole.on_done = [&](const Usage&) { over.set_value(); };
+  ASSERT_TRUE((*engine)->submit(std::move(whole)).ok());
+  over.get_future().wait();
+  EXPECT_NE(error.find("cache blocks with this kv_eviction"), std::string::npos) << error;
+}
+
+std::string policy_name(const ::testing::TestParamInfo<Policy>& info) {
+  std::string name = info.param.model + std::string("_") + std::to_string(info.index);
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, Evictions, ::testing::ValuesIn(kPolicies), policy_name);
+
+}  // namespace
+}  // namespace freshet

@@ -1,0 +1,169 @@
+// Operations on stored keys and values beside attention: what queries weigh them, and moving them.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ops/ops_impl.h"
+
+namespace freshet::ops {
+namespace {
+
+constexpr int kScoredRows = 32;     // query rows whose scores are kept at once
+constexpr float kNoScore = -1e30f;  // of a key that the query does not see
+
+int32_t blocks_of(int32_t slots) {
+  return (slots + kBlockTokens - 1) / kBlockTokens;
+}
+
+// The scored queries of one sequence with the heads of one KV head.
+struct ScoreTask {
+  const Matrix& q;
+  const KvView& cache;
+  const AttentionBatch& batch;
+  const AttentionParams& params;
+  const AttentionKernel& layout;
+  const ScoreKernel& kernel;
+  const ScoredQueries& scored;
+  int kv_head;
+
+  int group() const { return params.heads / cache.shape.kv_heads; }
+  int32_t slots() const { return batch.context_len[static_cast<size_t>(scored.sequence)]; }
+  static size_t floats(const KvShape& s, int64_t slots) {
+    const int64_t padded = blocks_of(static_cast<int32_t>(slots)) * int64_t{kBlockTokens};
+    return static_cast<size_t>(kScoredRows * (padded + s.key_dim) + kBlockTokens * s.key_dim);
+  }
+
+  void run(float* scratch) const {
+    const int64_t rows = int64_t{scored.queries} * group();
+    for (int64_t first = 0; first < rows; first += kScoredRows) {
+      add_rows(first, static_cast<int>(std::min<int64_t>(kScoredRows, rows - first)), scratch);
+    }
+  }
+
+  // Row r is query r / group() of the scored ones with head r % group() of the KV head.
+  void add_rows(int64_t first, int rows, float* scratch) const {
+    const KvShape& s = cache.shape;
+    const int64_t padded = blocks_of(slots()) * int64_t{kBlockTokens};
+    float* const keys = scratch;
+    float* const queries = keys + int64_t{kBlockTokens} * s.key_dim;
+    float* const scores = queries + int64_t{rows} * s.key_dim;
+    const auto sequence = static_cast<size_t>(scored.sequence);
+    const int64_t token = batch.query_start[sequence + 1] - scored.queries;
+    for (int r = 0; r < rows; ++r) {
+      const int64_t row = first + r;
+      const float* from =
+          q.row(token + row / group()) + (kv_head * group() + row % group()) * s.key_dim;
+      std::memcpy(queries + int64_t{r} * s.key_dim, from,
+                  static_cast<size_t>(s.key_dim) * sizeof(float));
+    }
+    const int32_t* table = batch.block_tables + scored.sequence * batch.table_stride;
+    for (int32_t b = 0; b < blocks_of(slots()); ++b) {
+      const uint8_t* block = cache.data + static_cast<size_t>(table[b]) * s.block_bytes();
+      layout.read_keys(s, block, kv_head, keys);
+      kernel.dots(queries, rows, keys, s.key_dim, scores + int64_t{b} * kBlockTokens, padded);
+    }
+    for (int r = 0; r < rows; ++r) {
+      const int64_t row = first + r;
+      const int64_t seen = slots() - scored.queries + row / group() + 1;
+      float* const mine = scores + r * padded;
+      for (int64_t i = 0; i < seen; ++i) {
+        mine[i] *= params.scale;
+        if (params.softcap > 0.0f) mine[i] = params.softcap * std::tanh(mine[i] / params.softcap);
+      }
+      const int64_t end = (seen + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
+      std::fill(mine + seen, mine + end, kNoScore);
+      const float* sink = params.sinks;
+      if (sink != nullptr) sink += kv_head * group() + row % group();
+      kernel.add_weights(mine, end, sink, scored.sums + kv_head * scored.stride);
+    }
+  }
+};
+
+}  // namespace
+
+void Ops::key_scores(const Matrix& q, const KvView& cache, const AttentionBatch& batch,
+                     const AttentionParams& params, std::span<const ScoredQueries> scored) {
+  const KvShape& s = cache.shape;
+  FRESHET_CHECK(device() == nullptr && params.window == 0 && batch.ranges.empty() && !s.biased &&
+                    !has_int4(s.type),
+                "key_scores on a device, with a window, ranges or a bias, or of 4-bit numbers");
+  int32_t most = 0;
+  for (const ScoredQueries& part : scored) {
+    const auto i = static_cast<size_t>(part.sequence);
+    const int32_t slots = batch.context_len[i];
+    const int64_t padded = blocks_of(slots) * int64_t{kBlockTokens};
+    FRESHET_CHECK(part.queries > 0 && part.stride >= padded &&
+                      part.queries <= batch.query_start[i + 1] - batch.query_start[i],
+                  "key_scores sequence={} queries={} stride={} slots={}", i, part.queries,
+                  part.stride, slots);
+    most = std::max(most, slots);
+  }
+  const size_t floats = ScoreTask::floats(s, most);
+  std::vector<float>& scratch = impl_->kv_scratch;
+  scratch.resize(std::max(scratch.size(), floats * static_cast<size_t>(impl_->pool.size())));
+  const AttentionKernel& layout = impl_->attention_for(s);
+  impl_->pool.parallel_for(std::ssize(scored) * s.kv_heads, [&](int64_t i, int worker) {
+    const ScoreTask task{q,
+                         cache,
+                         batch,
+                         params,
+                         layout,
+                         *impl_->scores,
+                         scored[static_cast<size_t>(i / s.kv_heads)],
+                         static_cast<int>(i % s.kv_heads)};
+    task.run(scratch.data() + static_cast<size_t>(worker) * floats);
+  });
+}
+
+void Ops::gather_kv(const KvView& cache, std::span<const int32_t> from, std::span<const int32_t> to,
+                    const int32_t* kept, int32_t count) {
+  const KvShape& s = cache.shape;
+  FRESHET_CHECK(device() == nullptr && !has_int4(s.type) && blocks_of(count) <= std::ssize(to),
+                "gather_kv of {} slots to {} blocks", count, to.size());
+  // By way of a copy, because a block may be read after it is written.
+  const size_t bytes = s.block_bytes();
+  std::vector<float>& scratch = impl_->kv_scratch;
+  scratch.resize(std::max(scratch.size(), to.size() * bytes / sizeof(float)));
+  auto* const copy = reinterpret_cast<uint8_t*>(scratch.data());
+  // Slots that stay empty are multiplied by zero weights and must be finite.
+  if (count > 0) {
+    const auto last = static_cast<size_t>(blocks_of(count)) - 1;
+    std::memset(copy + last * bytes, 0, (to.size() - last) * bytes);
+  }
+  const AttentionKernel& layout = impl_->attention_for(s);
+  impl_->pool.parallel_for(s.kv_heads, [&](int64_t head, int) {
+    const int32_t* mine = kept + head * count;
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t slot = mine[i];
+      const int32_t block = from[static_cast<size_t>(slot / kBlockTokens)];
+      layout.move_slot(s, cache.data + static_cast<size_t>(block) * bytes, slot % kBlockTokens,
+                       copy + static_cast<size_t>(i / kBlockTokens) * bytes, i % kBlockTokens,
+                       static_cast<int>(head));
+    }
+  });
+  for (size_t i = 0; i < to.size(); ++i) {
+    std::memcpy(cache.data + static_cast<size_t>(to[i]) * bytes, copy + i * bytes, bytes);
+  }
+}
+
+void Ops::read_keys(const KvView& cache, std::span<const int32_t> blocks, int head, int32_t slots,
+                    float* keys) const {
+  const KvShape& s = cache.shape;
+  FRESHET_CHECK(
+      impl_->device == nullptr && !has_int4(s.type) && blocks_of(slots) <= std::ssize(blocks),
+      "read_keys of {} slots in {} blocks", slots, blocks.size());
+  const AttentionKernel& layout = impl_->attention_for(s);
+  std::vector<float> block(static_cast<size_t>(kBlockTokens * s.key_dim));
+  for (int32_t b = 0; b < blocks_of(slots); ++b) {
+    const auto id = static_cast<size_t>(blocks[static_cast<size_t>(b)]);
+    layout.read_keys(s, cache.data + id * s.block_bytes(), head, block.data());
+    const int32_t first = b * kBlockTokens;
+    for (int32_t t = first; t < std::min(slots, first + kBlockTokens); ++t) {
+      for (int d = 0; d < s.key_dim; ++d) {
+        keys[int64_t{t} * s.key_dim + d] = block[static_cast<size_t>(d * kBlockTokens + t - first)];
+      }
+    }
+  }
+}
+
+}  // namespace freshet::ops

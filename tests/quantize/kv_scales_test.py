@@ -1,0 +1,169 @@
+"""Factors of keys and values for FP8 caches: what is measured, where it is written, and what serving makes of it.
+
+A cache stores E4M3 of key / k_scale and reads it times k_scale (compressed-tensors' static quantisation). So a model
+whose keys are 2^a times larger, with queries 2^a times smaller and a k_scale 2^a times larger, has the same numbers
+in its cache, and the same logits.
+"""
+import json
+import math
+import os
+import struct
+import unittest
+
+import quantize_case
+from quantize_case import QuantizeCase, load_safetensors, random_llama, read_tensors, run, write_safetensors
+
+
+def from_bf16(data):
+    return [struct.unpack("<f", struct.pack("<I", v << 16))[0] for v in struct.unpack(f"<{len(data) // 2}H", data)]
+
+
+def times(tensor, factor):
+    dtype, shape, data = tensor
+    values = [quantize_case.bf16(v * factor) for v in from_bf16(data)]
+    return dtype, shape, struct.pack(f"<{len(values)}H", *values)
+
+
+def one(value):
+    return "F32", [1], struct.pack("<f", value)
+
+
+def largest_key_and_value(tensors, config, ids):
+    """Of the first layer, from the definitions."""
+    hidden, dim = config["hidden_size"], config["head_dim"]
+    rows = {}
+    for name in ("model.embed_tokens", "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj"):
+        _, (count, width), data = tensors[name + ".weight"]
+        numbers = from_bf16(data)
+        rows[name.split(".")[-1]] = [numbers[r * width:(r + 1) * width] for r in range(count)]
+    weight = from_bf16(tensors["model.layers.0.input_layernorm.weight"][2])
+    key = value = 0.0
+    for window in ids:
+        for position, token in enumerate(window):
+            x = rows["embed_tokens"][token]
+            norm = math.sqrt(math.fsum(v * v for v in x) / hidden + config["rms_norm_eps"])
+            x = [v / norm * w for v, w in zip(x, weight)]
+            k = [math.fsum(a * b for a, b in zip(row, x)) for row in rows["k_proj"]]
+            for head in range(0, len(k), dim):
+                for i in range(dim // 2):
+                    angle = position * 10000.0 ** (-2 * i / dim)
+                    a, b = k[head + i], k[head + i + dim // 2]
+                    key = max(key, abs(a * math.cos(angle) - b * math.sin(angle)),
+                              abs(b * math.cos(angle) + a * math.sin(angle)))
+            value = max(value, *(abs(math.fsum(a * b for a, b in zip(row, x))) for row in rows["v_proj"]))
+    return key, value
+
+
+class KvScales(QuantizeCase):
+    def cached_logits(self, model, ids, cache):
+        out = self.path("cached.safetensors")
+        self.succeeds("eval", "logits", model, "--ids", ids, "-o", out, "--reference", "--kv-cache-dtype", cache)
+        tensors = load_safetensors(out)
+        return [tensors[f"logits_{i}"][1] for i in range(len(tensors))]
+
+    def variant(self, name, tensors, config):
+        os.makedirs(self.path(name))
+        self.write(name + "/config.json", json.dumps(config))
+        write_safetensors(self.path(name) + "/model.safetensors", tensors)
+        return self.path(name)
+
+    def test_measured_and_written(self):
+        model = random_llama(self.path("m"), hidden=64, ffn=64, layers=1)
+        ids = self.ids(windows=2, length=12)
+        tensors = read_tensors(model + "/model.safetensors")
+        with open(model + "/config.json") as f:
+            config = json.load(f)
+        with open(ids) as f:
+            key, value = largest_key_and_value(tensors, config, json.load(f))
+        for form, names in (("compressed-tensors", ("k_scale", "v_scale")),
+                            ("modelopt", ("k_proj.k_scale", "v_proj.v_scale"))):
+            out = self.path(form)
+            self.quantize(model, out, "FP8_DYNAMIC", "--method", "rtn", "--format", form, "--calibration", ids,
+                          "--kv-cache-scheme", "fp8")
+            made = read_tensors(out + "/model.safetensors")
+            for name, most in zip(names, (key, value)):
+                dtype, shape, data = made["model.layers.0.self_attn." + name]
+                self.assertEqual((dtype, shape), ("F32", [1]))
+                self.assertAlmostEqual(struct.unpack("<f", data)[0] / (most / 448), 1.0, delta=0.01)
+            with open(out + "/config.json") as f:
+                scheme = json.load(f)["quantization_config"]["kv_cache_scheme"]
+            self.assertEqual((scheme["num_bits"], scheme["type"], scheme["dynamic"]), (8, "float", False))
+
+    def test_served(self):
+        for architecture in ("llama", "llama-bias", "qwen3"):
+            with self.subTest(architecture=architecture):
+                self.check_served(architecture)
+
+    def check_served(self, architecture):
+        base = random_llama(self.path("base-" + architecture))
+        ids = self.ids(windows=2)
+        tensors = read_tensors(base + "/model.safetensors")
+        with open(base + "/config.json") as f:
+            config = json.load(f)
+        norms = architecture == "qwen3"
+        if norms:
+            config.update({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"})
+        config["attention_bias"] = architecture == "llama-bias"
+        for layer in range(2):
+            stem = f"model.layers.{layer}.self_attn."
+            dim = config["head_dim"]
+            for part in "qk" if norms else "":
+                values = [quantize_case.bf16(1 + i % 8 / 16) for i in range(dim)]
+                tensors[f"{stem}{part}_norm.weight"] = ("BF16", [dim], struct.pack(f"<{dim}H", *values))
+            for part in "qkvo" if config["attention_bias"] else "":
+                rows = tensors[f"{stem}{part}_proj.weight"][1][0]
+                values = [quantize_case.bf16(i % 5 / 8 - 0.25) for i in range(rows)]
+                tensors[f"{stem}{part}_proj.bias"] = ("BF16", [rows], struct.pack(f"<{rows}H", *values))
+        exact = self.cached_logits(self.variant("plain-" + architecture, tensors, config), ids, "f32")
+        # As it is, with factors; and with keys and values far outside of E4M3's range.
+        small, large = dict(tensors), dict(tensors)
+        for layer in range(2):
+            stem = f"model.layers.{layer}.self_attn."
+            for to, power in ((small, 0), (large, 14)):
+                to[stem + "k_scale"], to[stem + "v_scale"] = one(2.0 ** (power - 5)), one(0.0223 * 2.0 ** power)
+            keys = ("k_norm.weight", "q_norm.weight") if norms else ("k_proj.weight", "q_proj.weight")
+            for name, factor in ((keys[0], 2.0 ** 14), (keys[1], 2.0 ** -14), ("v_proj.weight", 2.0 ** 14),
+                                 ("o_proj.weight", 2.0 ** -14)):
+                large[stem + name] = times(large[stem + name], factor)
+            if config["attention_bias"]:
+                for name, factor in (("k", 2.0 ** 14), ("q", 2.0 ** -14), ("v", 2.0 ** 14)):
+                    name = f"{stem}{name}_proj.bias"
+                    large[name] = times(large[name], factor)
+        small = self.variant("small-" + architecture, small, config)
+        in_range = self.cached_logits(small, ids, "fp8")
+        self.assertLess(self.distance(exact, in_range), 0.06)
+        self.assertGreater(self.distance(exact, in_range), 0.0005)
+        self.assertEqual(self.cached_logits(small, ids, "f32"), exact)  # other caches need no factors
+        served = self.cached_logits(self.variant("large-" + architecture, large, config), ids, "fp8")
+        self.assertLess(self.distance(in_range, served), 1e-5)
+        without = {k: v for k, v in read_tensors(self.path("large-" + architecture) + "/model.safetensors").items()
+                   if not k.endswith("_scale")}
+        lost = self.cached_logits(self.variant("lost-" + architecture, without, config), ids, "fp8")
+        self.assertGreater(self.distance(exact, lost), 3 * self.distance(exact, in_range))
+
+    def test_refused(self):
+        model, ids = random_llama(self.path("m"), hidden=64, ffn=64, layers=1), self.ids(windows=1)
+        for flags, words in (
+                (("--scheme", "Q4_0", "--calibration", ids), "GGUF files have no factors"),
+                (("--scheme", "NF4", "--calibration", ids), "--format bitsandbytes has no factors"),
+                (("--scheme", "FP8_DYNAMIC"), "needs --calibration FILE")):
+            line = self.fails(2, "quantize", model, "-o", self.path("o"), *flags, "--kv-cache-scheme", "fp8")
+            self.assertIn(words, line)
+        line = self.fails(2, "quantize", model, "-o", self.path("o"), "--scheme", "NF4", "--kv-cache-scheme", "int4")
+        self.assertIn("there is fp8", line)
+        tensors = read_tensors(model + "/model.safetensors")
+        with open(model + "/config.json") as f:
+            config = json.load(f)
+        tensors["model.layers.0.self_attn.k_scale"] = one(-1.0)
+        done = run("eval", "logits", self.variant("negative", tensors, config), "--ids", ids, "-o", self.path("l"))
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("self_attn.k_scale' is -1", done.stderr)
+        # A factor for each head is not dropped silently.
+        tensors["model.layers.0.self_attn.k_scale"] = ("F32", [2], struct.pack("<2f", 1.0, 2.0))
+        done = run("eval", "logits", self.variant("heads", tensors, config), "--ids", ids, "-o", self.path("l"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("self_attn.k_scale' is not used", done.stderr)
+
+
+if __name__ == "__main__":
+    quantize_case.main()
