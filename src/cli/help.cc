@@ -8,6 +8,9 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "cli/option_table.h"
 
 namespace freshet::cli {
 namespace {
@@ -24,16 +27,28 @@ constexpr std::pair<std::string_view, const char*> kValueNames[] = {
     {"output", "FILE"},
     {"input", "FOLDER"},
     {"ids", "FILE"},
+    {"inputs", "FILE"},
+    {"imatrix", "FILE"},
+    {"merge", "FILE"},
+    {"calibration", "FILE"},
+    {"evaluate", "FILE"},
     {"plot", "FILE"},
     {"template", "FILE"},
     {"json", "FILE"},
     {"filename", "FILE"},
     {"dir", "FOLDER"},
+    {"all", "FOLDER"},
     {"host", "HOST"},
     {"url", "URL"},
     {"endpoint", "PATH"},
     {"key", "KEY"},
     {"name", "NAME"},
+    {"weights", "NAME"},
+    {"scheme", "NAME"},
+    {"method", "NAME"},
+    {"policies", "NAME,..."},
+    {"ignore", "REGEX"},
+    {"command", "COMMAND"},
     {"label", "NAME"},
     {"set", "KEY=VALUE"},
     {"header", "KEY=VALUE"},
@@ -41,6 +56,7 @@ constexpr std::pair<std::string_view, const char*> kValueNames[] = {
     {"bias", "ID=VALUE"},
     {"memory", "SIZE"},
     {"bytes", "SIZE"},
+    {"size", "SIZE"},
     {"device", "DEVICE"},
     {"type", "TYPE"},
     {"format", "FORMAT"},
@@ -50,6 +66,7 @@ constexpr std::pair<std::string_view, const char*> kValueNames[] = {
     {"system", "TEXT"},
     {"prompt", "TEXT"},
     {"text", "TEXT"},
+    {"texts", "FILE"},
     {"now", "TIME"},
     {"kernel", "OP=KERNEL"},
     {"origins", "ORIGIN"},
@@ -248,13 +265,14 @@ std::string value_name(const CLI::Option& option) {
   if (type.starts_with("FLOAT")) return "X";
   const std::string name = own_name(option);
   std::string_view best;
-  const char* found = "VALUE";
+  std::string found;
   for (const auto& [ending, what] : kValueNames) {
     if (ending.size() < best.size() || !name.ends_with(ending)) continue;
     best = ending;
     found = what;
   }
-  return found;
+  if (found.empty()) found = fmt::format("{}", fmt::join(choices_of(type), "|"));
+  return found.empty() ? "VALUE" : found;
 }
 
 std::shared_ptr<CLI::FormatterBase> help_formatter() {
