@@ -88,6 +88,7 @@ class Sampler {
   std::vector<ops::SampleRow::Bias> biases_;  // each id once
   bool penalties_ = false;
   TokenCounts counts_;                            // unused without penalties
+  std::vector<int32_t> said_;                     // the output, for params_.rules
   std::vector<std::pair<int32_t, float>> saved_;  // raw logits of what adjust() changed, in order
 };
 
