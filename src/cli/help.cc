@@ -54,6 +54,9 @@ constexpr std::pair<std::string_view, const char*> kValueNames[] = {
     {"header", "KEY=VALUE"},
     {"metadata", "KEY=VALUE"},
     {"bias", "ID=VALUE"},
+    {"language", "CODE"},  // en, de
+    {"image", "FILE"},
+    {"domains", "HOST,..."},
     {"memory", "SIZE"},
     {"bytes", "SIZE"},
     {"size", "SIZE"},
@@ -263,6 +266,9 @@ std::string value_name(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   if (type.starts_with("INT") || type.starts_with("UINT")) return "N";
   if (type.starts_with("FLOAT")) return "X";
+  // Named where the option is declared.
+  const std::string declared = type.substr(0, type.find(':'));
+  if (declared == "JSON") return declared;
   const std::string name = own_name(option);
   std::string_view best;
   std::string found;
