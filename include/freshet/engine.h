@@ -22,6 +22,10 @@ namespace freshet {
 
 class Model;
 struct PooledHeads;
+struct PictureReading;
+namespace media {
+struct ImageInput;
+}
 namespace tokenizer {
 class Tokenizer;
 }
@@ -164,6 +168,9 @@ struct Request {
   std::function<void(const Usage&)> on_done;   // last call
   std::function<void(const std::vector<std::vector<TokenLogprob>>&)> on_prompt_logprobs;
   std::function<void(const std::vector<float>&)> on_embedding;
+  // Pictures, made ready for the model's vision tower (src/media/image_input.h). Their rows stand
+  // where the prompt has image tokens, in order.
+  std::vector<std::shared_ptr<const media::ImageInput>> pictures;
 };
 
 // Why a request is refused: the field of Request or SamplingParams, and the reason.
@@ -227,6 +234,8 @@ struct EngineOptions {
   std::string speculative_config;
   // Fills in the rejections of EngineStats::Speculation. Costs a pass over each draft's logits.
   bool count_rejections = false;
+  // Host memory for what the vision tower made of pictures, so that they are not computed again.
+  size_t picture_cache_bytes = size_t{512} << 20;
   std::function<void(const std::string& stage, double fraction)> on_progress;
 };
 
@@ -309,6 +318,14 @@ struct EngineStats {
     int64_t disk_bytes = 0, disk_blocks = 0;
   };
   Tiers tiers;
+  // Pictures that a step needed: computed by the vision tower, or found in its cache.
+  struct Pictures {
+    int64_t computed = 0;
+    int64_t cached = 0;
+    double seconds = 0.0;     // that the tower took
+    int64_t cache_bytes = 0;  // that the cache holds now
+  };
+  Pictures pictures;
 };
 
 // The layout of the KV cache.
@@ -352,6 +369,9 @@ class Engine {
   const Tokenizer& tokenizer() const;
   bool has_tokenizer() const;
   const Model& model() const;
+  const PooledHeads& heads() const;  // what the model gives besides text
+  // How the model takes pictures (src/engine/picture_text.h); nullptr: it reads text only.
+  const PictureReading* pictures() const;
   const PooledHeads& heads() const;       // what the model gives besides text
   const std::string& model_path() const;  // EngineOptions::model
   // Encoder-decoders: what the decoder begins with if a request does not say so.

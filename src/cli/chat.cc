@@ -80,8 +80,9 @@ Status run_chat(const Options& o, Context& context) {
   ChatSession::Options session = o.session;
   FRESHET_ASSIGN_OR_RETURN(session.params, sampling_params(o.sampling, path));
   FRESHET_ASSIGN_OR_RETURN(const auto engine, load_engine(o.run, o.model));
-  FRESHET_ASSIGN_OR_RETURN(const ChatPrompt prompt,
+  FRESHET_ASSIGN_OR_RETURN(ChatPrompt prompt,
                            ChatPrompt::make(engine->tokenizer(), o.chat_template));
+  prompt.read_with(engine->pictures());
   session.look = look_of(context.out.is_terminal() && !o.plain);
   ChatSession chat(std::move(session), context, *engine, prompt);
   const auto cache = cache_dir();

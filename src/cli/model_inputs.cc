@@ -30,6 +30,49 @@ Result<std::vector<int32_t>> whole_numbers(const loader::TensorSource& t) {
   return out;
 }
 
+// Numbers of any shape, of a processor's table.
+Result<std::vector<int64_t>> table_of(const loader::TensorSource& t) {
+  if (t.dtype != "I64" && t.dtype != "I32")
+    return invalid_argument("tensor '{}' must have whole numbers (I64 or I32)", t.name);
+  std::vector<int64_t> out;
+  for (int64_t i = 0; i < t.elements(); ++i)
+    out.push_back(t.dtype == "I64" ? whole_at<int64_t>(t.data, i) : whole_at<int32_t>(t.data, i));
+  return out;
+}
+
+Status read_images(const loader::SafetensorsFile& file, size_t i, ModelInput& input) {
+  constexpr int64_t kMostSide = 1 << 15;
+  while (const auto* t = file.find(fmt::format("image_{}_{}", i, input.images.size()))) {
+    if (t->dtype != "U8" || t->shape.size() != 3 || t->shape[2] != 3 || t->elements() == 0 ||
+        t->shape[0] > kMostSide || t->shape[1] > kMostSide) {
+      return invalid_argument("tensor '{}' must be U8 [height, width, 3] of at most {} on a side",
+                              t->name, kMostSide);
+    }
+    media::Picture picture(static_cast<int>(t->shape[1]), static_cast<int>(t->shape[0]));
+    std::memcpy(picture.rgb.data(), t->data, t->bytes);
+    input.images.push_back(std::move(picture));
+  }
+  return {};
+}
+
+Status read_pixels(const loader::SafetensorsFile& file, size_t i, eval::PixelValues& out) {
+  const auto* const t = file.find(fmt::format("pixel_values_{}", i));
+  if (t == nullptr) return {};
+  if (t->dtype != "F32" || t->elements() == 0)
+    return invalid_argument("tensor '{}' must be F32, and not empty", t->name);
+  out.shape = t->shape;
+  out.values.resize(static_cast<size_t>(t->elements()));
+  std::memcpy(out.values.data(), t->data, t->bytes);
+  for (const auto& [name, table] : {std::pair{"image_grid_thw", &out.grid_thw},
+                                    std::pair{"aspect_ratio_ids", &out.aspect_ratio_ids},
+                                    std::pair{"aspect_ratio_mask", &out.aspect_ratio_mask}}) {
+    const auto* const found = file.find(fmt::format("{}_{}", name, i));
+    if (found == nullptr) continue;
+    FRESHET_ASSIGN_OR_RETURN(*table, table_of(*found));
+  }
+  return {};
+}
+
 Status read_features(const loader::TensorSource& t, ModelInput& input) {
   if (t.dtype != "F32" || t.shape.size() != 2)
     return invalid_argument("tensor '{}' must be F32 [mel_bins, frames]", t.name);
@@ -72,6 +115,8 @@ Result<bool> read_input(const loader::SafetensorsFile& file, size_t i, ModelInpu
   } else if (features != nullptr) {
     FRESHET_RETURN_IF_ERROR(read_features(*features, input));
   }
+  FRESHET_RETURN_IF_ERROR(read_images(file, i, input));
+  FRESHET_RETURN_IF_ERROR(read_pixels(file, i, input.pixels));
   if (decoder == nullptr) {
     if (ids == nullptr) return invalid_argument("there is no tensor 'decoder_ids_{}'", i);
     return true;

@@ -26,6 +26,7 @@ struct Options {
   std::string file;
   std::string ids_file;
   std::string inputs_file;
+  std::vector<std::string> images;
   bool chat = false;
   bool raw = false;
   bool plain = false;
@@ -132,6 +133,7 @@ class Runner {
     FinishReason finish = FinishReason::kNone;
   };
   Status read_texts(const What& what);
+  Status add_chat(ChatPrompt& chat);
   Status add_translations();
   bool translates() const { return !o_.source_language.empty() || !o_.target_language.empty(); }
   Result<std::optional<ChatPrompt>> chosen_template() const;
@@ -160,7 +162,8 @@ class Runner {
   bool prompt_only_ = false;                   // -n 0
   FinishReason finish_ = FinishReason::kNone;  // of the last sample
   std::vector<std::vector<int32_t>> prompts_;
-  std::vector<Request> requests_;  // empty, or one for each prompt
+  std::vector<engine::Picture> pictures_;  // of each prompt
+  std::vector<Request> requests_;          // empty, or one for each prompt
 };
 
 Status Runner::read_texts(const What& what) {
@@ -189,6 +192,25 @@ Result<std::optional<ChatPrompt>> Runner::chosen_template() const {
     return std::optional<ChatPrompt>(std::move(chat));
   }
   return ChatPrompt::find(engine_.tokenizer(), o_.chat_template);
+}
+
+// Each text as a conversation, with all pictures in front of it.
+Status Runner::add_chat(ChatPrompt& chat) {
+  for (const std::string& file : o_.images) {
+    FRESHET_ASSIGN_OR_RETURN(engine::Picture picture, read_picture_file(file, engine_));
+    pictures_.push_back(std::move(picture));
+  }
+  chat.read_with(engine_.pictures());
+  for (const std::string& text : texts_) {
+    json::Array messages;
+    if (!o_.system.empty()) messages.push_back(message("system", o_.system));
+    messages.push_back(o_.images.empty() ? message("user", text)
+                                         : message_with_pictures(o_.images, text));
+    FRESHET_ASSIGN_OR_RETURN(rendered_, chat.render(messages));
+    FRESHET_ASSIGN_OR_RETURN(engine::PictureText prompt, chat.encode_text(rendered_, pictures_));
+    prompts_.push_back(std::move(prompt.ids));
+  }
+  return {};
 }
 
 Status Runner::add_translations() {
@@ -222,19 +244,15 @@ Status Runner::add_prompts(const What& what) {
   }
   FRESHET_RETURN_IF_ERROR(read_texts(what));
   if (translates()) return add_translations();
-  FRESHET_ASSIGN_OR_RETURN(const std::optional<ChatPrompt> chat, chosen_template());
+  FRESHET_ASSIGN_OR_RETURN(std::optional<ChatPrompt> chat, chosen_template());
   templated_ = chat.has_value();
+  if (!templated_ && !o_.images.empty())
+    return invalid_argument("--image needs a model with a chat template, or --chat-template");
   if (!templated_) {
     for (const std::string& text : texts_) prompts_.push_back(engine_.tokenizer().encode(text));
     return {};
   }
-  for (const std::string& text : texts_) {
-    json::Array messages;
-    if (!o_.system.empty()) messages.push_back(message("system", o_.system));
-    messages.push_back(message("user", text));
-    FRESHET_ASSIGN_OR_RETURN(rendered_, chat->render(messages));
-    prompts_.push_back(chat->encode_text(rendered_));
-  }
+  FRESHET_RETURN_IF_ERROR(add_chat(*chat));
   // A terminal shows thoughts dimmed; other readers get the text as the model writes it.
   if (streams() && context_.out.is_terminal())
     thinking_ = find_thinking(chat->source(), engine_.tokenizer());
@@ -249,6 +267,7 @@ Result<std::unique_ptr<Generation>> Runner::start(size_t index) {
   Request request;
   if (!requests_.empty()) request = std::move(requests_[index]);
   request.prompt = prompts_[index];
+  request.pictures = pictures_;
   request.params = params_;
   const int room = engine_.max_model_len() - static_cast<int>(request.prompt.size());
   if (!o_.sampling.max_tokens_given && room > 0)
@@ -399,6 +418,9 @@ Status run(const Options& o, Context& context) {
     return invalid_argument(
         "--raw continues the text as it is: leave out --chat, --system and --chat-template");
   }
+  if (!o.images.empty() && (o.raw || gives_ids(o)))
+    return invalid_argument(
+        "--image goes with a prompt for a chat: leave out --raw, --ids, --inputs");
   if (gives_ids(o) && asks_for_chat) {
     return invalid_argument(
         "--ids and --inputs are taken as they are: leave out --chat, --system and --chat-template");
@@ -434,6 +456,9 @@ void add_run(CLI::App& program, Context& context, Action& action) {
                 "and decoder_ids_i (implies --ignore-eos)");
   c->add_flag("--stop-at-eos", o->stop_at_eos,
               "With --ids or --inputs: stop at an end-of-text token (default: ignore it)");
+  c->add_option("--image", o->images,
+                "A PNG, JPEG or WebP file for a model that reads pictures; may be repeated")
+      ->expected(1);
   c->add_flag("--raw", o->raw,
               "Continue the prompt as it is (default: only if the model has no chat template)");
   c->add_flag("--chat", o->chat,
@@ -463,6 +488,7 @@ void add_run(CLI::App& program, Context& context, Action& action) {
   add_examples(*c,
                "  freshet run \"Once upon a time\"\n"
                "  freshet run smollm2 \"What is the capital of France?\"\n"
+               "  freshet run ./qwen2.5-vl --image cat.png \"What is this?\"\n"
                "  freshet run model.gguf -f prompts.txt -n 64 --json > answers.jsonl\n"
                "  freshet run model/ --ids ids.json -n 24 --temp 0 --print-ids");
   c->callback([o, &context, &action] { action = [o, &context] { return run(*o, context); }; });

@@ -10,6 +10,7 @@
 
 #include "engine/outputs/request_output.h"
 #include "engine/retention.h"
+#include "engine/tower_rows.h"
 #include "freshet/engine.h"
 #include "scheduler/scheduler.h"
 
@@ -27,6 +28,7 @@ struct LiveRequest {
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
   bool started = false;  // a step was scheduled for it
   bool over = false;     // its outputs have all they asked for
+  std::unique_ptr<LivePictures> pictures;  // nullptr: there are none
 };
 
 // What decides how a request is read, of the loop's options.

@@ -26,11 +26,16 @@ ops::Product product_of(const Linear& linear, const Into& into) {
   return product;
 }
 
+ops::AttentionBatch stored_batch_of(const Step& step, int cache_layer) {
+  return step.batch.attention(step.cache.group_of(cache_layer));
+}
+
+const KeyView& view_of(const Step& step, int cache_layer) {
+  return step.key_views[static_cast<size_t>(step.cache.group_of(cache_layer))];
+}
+
 ops::AttentionBatch batch_of(const Step& step, int cache_layer) {
-  const int group = step.cache.group_of(cache_layer);
-  ops::AttentionBatch batch = step.batch.attention(group);
-  batch.ranges = step.key_ranges[static_cast<size_t>(group)];
-  return batch;
+  return view_of(step, cache_layer).batch(stored_batch_of(step, cache_layer));
 }
 
 std::span<const ops::ScoredQueries> scored_of(const Step& step, int cache_layer,
@@ -91,7 +96,7 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
   all.in = in;
   ops::Heads& heads = all.attend.heads;
   heads.cache = step.cache.layer(cache_layer);
-  heads.batch = batch_of(step, cache_layer);
+  heads.batch = attends ? batch_of(step, cache_layer) : stored_batch_of(step, cache_layer);
   if (spec.rope >= 0) heads.cos_sin = step.cos_sin[static_cast<size_t>(spec.rope)];
   if (attends) {
     const Matrix q = step.arena.matrix(tokens, int64_t{spec.heads} * spec.head_dim);
@@ -127,8 +132,11 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
   if (!attends || !spec.output_gate) return step.ops.qkv_attention(all);
   const Matrix gate = step.arena.matrix(tokens, all.attend.out.cols);
   const ops::Product gates[] = {product_of(w.gate, gate)};
-  step.ops.project(in, gates);
-  all.in = {in.rows(), nullptr, {}, in.shared};  // normalised now
+  ops::EncodedForms forms;
+  ops::Input shared = in;  // by the gate and by what follows
+  if (shared.shared == nullptr) shared.shared = &forms;
+  step.ops.project(shared, gates);
+  all.in = {in.rows(), nullptr, {}, shared.shared};  // normalised now
   const ops::Product out[] = {std::exchange(all.attend.o, {})};
   step.ops.qkv_attention(all);
   step.ops.sigmoid_product(all.attend.out, gate);
@@ -144,7 +152,11 @@ void gqa_store(Step& step, const AttentionSpec& spec, const AttentionWeights& w,
 
 void gqa_attention(Step& step, const AttentionSpec& spec, const AttentionWeights& w,
                    int cache_layer, const ops::Input& in, const Into& into) {
-  run(step, spec, w, cache_layer, in, true, !step.stored, into);
+  const bool stores = !step.stored;
+  // The parts of a cut batch do not say where keys and values go.
+  const bool apart = stores && view_of(step, cache_layer).cut();
+  if (apart) run(step, spec, w, cache_layer, in, false, true, {});
+  run(step, spec, w, cache_layer, in, true, stores && !apart, into);
 }
 
 size_t gqa_attention_bytes(const AttentionSpec& spec, int64_t tokens) {
@@ -169,21 +181,12 @@ struct GqaKind {
                     const ops::Input& in) {
     gqa_store(step, spec, w, cache_layer, in);
   }
-  static Status supported(const Spec& spec, const ops::Device& device) {
-    if (spec.output_gate) return unsupported("{} gates no attention; use the CPU", device.name());
-    if (spec.biased())
-      return unsupported("{} adds no bias by distance; use the CPU", device.name());
-    if (!spec.two_way && spec.chunk == 0 && spec.rotates_keys) return {};
-    return unsupported("{} has no attention {}; use the CPU", device.name(),
-                       spec.two_way     ? "in both directions"
-                       : spec.chunk > 0 ? "in chunks"
-                                        : "with queries scaled by their position");
-  }
   static BranchCache cache(const Spec& spec, ops::KvType type) {
-    return {{type, spec.kv_heads, spec.head_dim, spec.value_dim, false, spec.biased()},
-            spec.window,
-            spec.chunk,
-            spec.two_way};
+    return {.shape = {type, spec.kv_heads, spec.head_dim, spec.value_dim, false, spec.biased()},
+            .window = spec.window,
+            .chunk = spec.chunk,
+            .two_way = spec.two_way,
+            .spans = spec.spans};
   }
   static int64_t stored_outputs(const Spec& spec) {
     return int64_t{spec.kv_heads} * (spec.head_dim + spec.value_dim);
@@ -228,7 +231,8 @@ struct GqaKind {
         describe_attention_options(a.window, a.sinks, a.rotates_keys ? a.rope : -1) +
             (a.rotates_keys ? "" : ", queries scaled by position") +
             (a.chunk > 0 ? fmt::format(", chunks of {}", a.chunk) : "") +
-            (a.slopes.empty() ? "" : ", ALiBi") + (a.two_way ? ", both directions" : ""),
+            (a.slopes.empty() ? "" : ", ALiBi") + (a.two_way ? ", both directions" : "") +
+            (a.spans == SpanUse::kAlso ? ", both directions in pictures" : ""),
         a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "",
         a.output_gate ? ", output gate" : "");
   }

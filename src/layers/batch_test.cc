@@ -65,11 +65,12 @@ TEST(KeyRanges, FollowTheKindOfGroup) {
   batch.query_start = {0, 5, 7};
   batch.context_len = {5, 9};
   batch.tables.resize(1);
-  std::vector<ops::KeyRange> ranges = {{}};
+  KeyView view;
   const auto ranges_of = [&](const KvGroup& kind) {
-    find_key_ranges(batch, 0, kind, ranges);
+    find_key_ranges(batch, 0, kind, view);
+    EXPECT_FALSE(view.cut());
     std::vector<std::pair<int, int>> pairs;
-    for (const ops::KeyRange& r : ranges) pairs.emplace_back(r.first, r.end);
+    for (const ops::KeyRange& r : view.ranges) pairs.emplace_back(r.first, r.end);
     return pairs;
   };
   using Pairs = std::vector<std::pair<int, int>>;

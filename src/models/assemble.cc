@@ -1,5 +1,6 @@
 #include "models/assemble.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -104,8 +105,14 @@ Status assemble_embedding(WeightReader& reader, const ModelSpec& spec, ModelWeig
     FRESHET_RETURN_IF_ERROR(
         assemble_convolution(reader, Role::kConvolution2, hidden, hidden, out.stem[1]));
   } else if (!spec.shared_embedding) {
-    FRESHET_RETURN_IF_ERROR(
-        assemble_table(reader, Role::kEmbedding, spec.vocab_size, width, out.embedding));
+    int64_t rows = spec.vocab_size;
+    if (spec.vision != nullptr && spec.vision->image_token >= rows) {
+      // The tokens of pictures lie behind the vocabulary, with some others that are not used.
+      const TensorSource* const table = reader.find(Role::kEmbedding, ".weight");
+      if (table != nullptr && !table->shape.empty())
+        rows = std::max<int64_t>(table->shape[0], spec.vision->image_token + 1);
+    }
+    FRESHET_RETURN_IF_ERROR(assemble_table(reader, Role::kEmbedding, rows, width, out.embedding));
   }
   if (spec.sine_divisor > 0) {
     FRESHET_RETURN_IF_ERROR(assemble_sines(reader, spec, out.positions));

@@ -66,7 +66,17 @@ const TensorSource* find_tensor(const loader::Checkpoint& checkpoint, const std:
     if (!name.starts_with(base)) continue;
     const std::string rest = name.substr(base.size());
     if (const TensorSource* found = checkpoint.find(rest)) return found;
-    if (const TensorSource* found = checkpoint.find("model.language_model." + rest)) return found;
+    for (const std::string_view inner : {"model.language_model.", "model.text_model."}) {
+      if (const TensorSource* found = checkpoint.find(std::string(inner) + rest)) return found;
+    }
+  }
+  constexpr std::string_view kTower = "vision_tower.";
+  if (name.starts_with(kTower)) {
+    for (const std::string_view other : {"vision_tower.vision_model.", "model.vision_tower.",
+                                         "model.vision_tower.vision_model."}) {
+      const std::string full = std::string(other) + name.substr(kTower.size());
+      if (const TensorSource* found = checkpoint.find(full)) return found;
+    }
   }
   for (const std::string_view around : {"language_model.", "new.", "gte."}) {
     if (const TensorSource* found = checkpoint.find(std::string(around) + name)) return found;

@@ -45,6 +45,12 @@ struct KeyRange {
   int32_t end = 0;
 };
 
+inline std::span<const int32_t> numbers_of(std::span<const KeyRange> ranges) {
+  static_assert(sizeof(KeyRange) == 2 * sizeof(int32_t));
+  if (ranges.empty()) return {};
+  return {&ranges.front().first, 2 * ranges.size()};
+}
+
 // The ragged batch, as attention sees it. Sequence s has queries [query_start[s], query_start[s +
 // 1]) of the flattened tokens, at least one; they are the last of its context_len[s] tokens.
 //

@@ -142,6 +142,7 @@ class Scheduler {
             std::unique_ptr<BatchingPolicy> policy);
 
   int32_t chunk() const;
+  Status check_pictures(const NewRequest& request) const;
   int32_t slots(const Sequence& s) const { return 1 + s.pending_forks; }
   Sequence& at(SequenceId id) { return *sequences_.at(id); }
 
@@ -183,6 +184,7 @@ class Scheduler {
   void free_encoder_blocks(Request& r);
   WaitReason plan(Sequence& s, Step& step, Budget& budget);
   bool reserve(Sequence& s, StepItem& item, Step& step);
+  bool keep_pictures_whole(const Sequence& s, StepItem& item, const Budget& budget) const;
   void keep_states(Sequence& s, const StepItem& item);
   void plan_branches(Step& step, Budget& budget);
   void plan_branch(Sequence& s, size_t index, Step& step, Budget& budget);

@@ -87,6 +87,8 @@ void send_error(const App::Exchanges& exchange, const ApiError& error) {
 
 App::App(Engine& engine, AppOptions options, Answer::Post post)
     : engine_(engine), options_(std::move(options)), post_(std::move(post)) {
+  if (engine_.pictures() != nullptr)
+    options_.limits.max_pictures = options_.media.policy.pictures_per_request;
   if (options_.served_model_names.empty()) options_.served_model_names.emplace_back("default");
   metrics_ = std::make_unique<Metrics>(model_name(), engine_.max_model_len(), engine_.max_drafts(),
                                        engine_.cache_info(), [this] { return engine_.stats(); });
@@ -336,11 +338,14 @@ Parsed<std::string> App::render_chat(const ChatRequest& request) const {
         "messages",
         "this model has no chat template: use /v1/completions, or start with --chat-template");
   }
+  const std::string marker =
+      engine_.pictures() != nullptr ? engine_.pictures()->settings.marker : "";
   auto text = renderer_->render({.messages = request.messages,
                                  .tools = request.tools,
                                  .variables = request.template_kwargs,
                                  .add_generation_prompt = request.add_generation_prompt,
-                                 .continue_final_message = request.continue_final_message});
+                                 .continue_final_message = request.continue_final_message,
+                                 .picture_marker = marker});
   if (!text.ok()) {
     return bad_request("messages",
                        "the chat template refuses these messages: " + text.status().message());
@@ -378,9 +383,10 @@ Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
     }
     reasoning.emplace(*reasoning_tags_, before);
   }
-  auto ids = encode(std::get<std::string>(std::move(text)), request);
-  if (auto* error = std::get_if<ApiError>(&ids)) return *error;
-  PreparedChat chat{std::get<std::vector<int32_t>>(std::move(ids)), request.params,
+  auto encoded = encode_chat(std::get<std::string>(text), request);
+  if (auto* error = std::get_if<ApiError>(&encoded)) return *error;
+  auto& tokens = std::get<engine::PictureText>(encoded);
+  PreparedChat chat{std::move(tokens.ids), std::move(tokens.pictures), request.params,
                     std::move(reasoning)};
   if (!request.max_tokens_given) {
     chat.params.max_tokens =
@@ -448,6 +454,39 @@ Parsed<std::vector<int32_t>> App::encode(const Prompt& prompt, const CommonReque
   if (ids.empty() && !may_be_empty)
     return bad_request(request.prompt_field, "the prompt has no tokens");
   return ids;
+}
+
+Parsed<engine::PictureText> App::encode_chat(const std::string& text,
+                                             const ChatRequest& request) const {
+  engine::PictureText out;
+  if (request.pictures.empty()) {
+    auto ids = encode(text, request);
+    if (auto* error = std::get_if<ApiError>(&ids)) return *error;
+    out.ids = std::get<std::vector<int32_t>>(std::move(ids));
+    return out;
+  }
+  const PictureReading& reading = *engine_.pictures();
+  if (text.size() > max_text_bytes_) {
+    return bad_request(request.prompt_field,
+                       fmt::format("the prompt has {} bytes: more than {} tokens can hold",
+                                   text.size(), engine_.max_model_len()));
+  }
+  auto pictures = read_pictures(request.pictures, reading, options_.media, engine_.max_model_len(),
+                                request.prompt_field);
+  if (auto* error = std::get_if<ApiError>(&pictures)) return *error;
+  tokenizer::EncodeOptions options;
+  options.add_special = request.add_special_tokens;
+  auto expanded = engine::expand_pictures(text, std::get<std::vector<engine::Picture>>(pictures),
+                                          reading, engine_.tokenizer(), options);
+  if (!expanded.ok()) return bad_request(request.prompt_field, expanded.status().message());
+  out = *std::move(expanded);
+  if (const size_t keep = tokens_to_keep(request); keep > 0 && out.ids.size() > keep) {
+    return bad_request("truncate_prompt_tokens",
+                       fmt::format("the prompt has {} tokens, and one with pictures is not cut to "
+                                   "{}: send fewer or smaller pictures",
+                                   out.ids.size(), keep));
+  }
+  return out;
 }
 
 size_t App::pooled_tokens_to_keep(const CommonRequest& request) const {
@@ -526,7 +565,8 @@ std::optional<ApiError> App::check_model(const std::string& name) const {
 }
 
 void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParams params,
-                 std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format) {
+                 std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format,
+                 std::vector<engine::Picture> pictures) {
   if (auto error = check_model(request.model)) return send_error(exchange, *error);
   if (draining_) return send_error(exchange, {503, "the server is shutting down", ""});
   if (auto error = refuse_text()) return send_error(exchange, *error);
@@ -538,6 +578,7 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   params.grammar = std::get<std::shared_ptr<const grammar::Grammar>>(std::move(grammar));
   Request probe;
   probe.params = params;
+  probe.pictures = pictures;
   probe.kv_eviction = request.kv_eviction;
   for (std::vector<int32_t>& prompt : prompts) {  // check all before submitting any
     probe.prompt.swap(prompt);
@@ -562,7 +603,7 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   }
   auto answer = std::make_shared<Answer>(std::move(exchange), engine_, *metrics_, post_,
                                          std::move(format), std::move(options));
-  answer->run(std::move(prompts), params);
+  answer->run(std::move(prompts), params, std::move(pictures));
 }
 
 }  // namespace freshet::server

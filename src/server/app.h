@@ -19,6 +19,7 @@
 #include "server/metrics.h"
 #include "server/openai_format.h"
 #include "server/openai_request.h"
+#include "server/picture_parts.h"
 #include "server/slot_texts.h"
 #include "tokenizer/chat_renderer.h"
 #include "tokenizer/tokenizer.h"
@@ -37,6 +38,7 @@ struct AppOptions {
   Pooling pooling = Pooling::kModel;  // of embeddings
   RequestLimits limits;
   json::Object sampling_defaults;  // sampling_defaults.h
+  MediaOptions media;
   // Whether the access log has the requests of probes, too: /health, /metrics and others, if
   // answered with success.
   bool log_polls = false;
@@ -84,6 +86,7 @@ class App {
   Parsed<std::string> render_chat(const ChatRequest& request) const;
   struct PreparedChat {
     std::vector<int32_t> prompt;
+    std::vector<engine::Picture> pictures;
     SamplingParams params;
     std::optional<ReasoningParser> reasoning;
   };
@@ -93,6 +96,9 @@ class App {
   // an error unless `may_be_empty`.
   Parsed<std::vector<int32_t>> encode(const Prompt& prompt, const CommonRequest& request,
                                       bool may_be_empty = false) const;
+  // Token ids of a rendered chat and its pictures, which are fetched and made ready.
+  Parsed<engine::PictureText> encode_chat(const std::string& text,
+                                          const ChatRequest& request) const;
   // The same for an input of the routes that give vectors. Encoders keep the beginning of a text
   // that is cut, and the special tokens around it.
   Parsed<std::vector<int32_t>> encode_pooled(const Prompt& prompt,
@@ -112,9 +118,10 @@ class App {
   std::string salt_of(const HttpRequest& request, const std::string& client_salt) const {
     return cache_salt(request, client_salt);
   }
-  // Checks the model name and starts the answer.
+  // Checks the model name and starts the answer. `pictures`: of the one prompt.
   void answer(Exchanges exchange, const CommonRequest& request, SamplingParams params,
-              std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format);
+              std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format,
+              std::vector<engine::Picture> pictures = {});
   // The grammar of the request's structured output or forced tool call; nullptr: none. The caller
   // adds the field to an error.
   Parsed<std::shared_ptr<const grammar::Grammar>> grammar_of(const json::Value& structured);

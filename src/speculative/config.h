@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "speculative/acceptance.h"
@@ -17,7 +18,9 @@ namespace freshet::speculative {
 
 struct Config {
   std::string method;  // a name of registry.h
-  std::string model;   // folder or file; empty where the method needs none
+  // Further methods, which look drafts up: combined with `method` (combined.h).
+  std::vector<std::string> lookups;
+  std::string model;  // folder or file; empty where the method needs none
   // Most drafts of a sequence in a step; 0: chosen from step to step by the cost model.
   int num_speculative_tokens = 0;
   AcceptanceOptions acceptance;

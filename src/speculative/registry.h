@@ -67,6 +67,7 @@ struct Method {
   std::string_view name;
   Model model = Model::kNone;  // the config's "model"
   bool trees = false;          // whether it can draft trees
+  bool looks_up = false;       // runs no model, so that its drafts cost nothing
   // nullptr: nothing to plan for.
   Result<DrafterCost> (*cost)(const PlanContext& context) = nullptr;
   Result<std::unique_ptr<Drafter>> (*make)(const MakeContext& context) = nullptr;
@@ -74,6 +75,8 @@ struct Method {
 
 std::span<const Method> methods();
 const Method* find_method(std::string_view name);  // nullptr: unknown
+// The drafter of the configuration, or all of its drafters combined.
+Result<std::unique_ptr<Drafter>> make_drafter(const MakeContext& context);
 
 // The factories, each in the source file of its drafter.
 Result<DrafterCost> draft_model_cost(const PlanContext& context);
