@@ -371,7 +371,6 @@ class Engine {
   const Model& model() const;
   // How the model takes pictures (src/engine/picture_text.h); nullptr: it reads text only.
   const PictureReading* pictures() const;
-  const PooledHeads& heads() const;       // what the model gives besides text
   const std::string& model_path() const;  // EngineOptions::model
   // Encoder-decoders: what the decoder begins with if a request does not say so.
   const std::vector<int32_t>& decoder_start() const;

@@ -285,8 +285,7 @@ Status eval_perplexity(const Options& o, Context& context) {
                                                         .context = o.window + 1,
                                                         .batch = kRows * o.batch,
                                                         .logit_rows = kRows * o.batch}));
-  const Interrupts::Handler on_interrupt(
-      context.interrupts, [] {}, Interrupts::kPatience);
+  const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
   ProgressLine progress;
   FRESHET_ASSIGN_OR_RETURN(const eval::Perplexity p,
                            eval::perplexity(*session, ids, options, [&](double fraction) {
