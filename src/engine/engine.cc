@@ -133,8 +133,13 @@ Result<std::optional<PictureReading>> picture_reading(const std::string& folder,
     log_warning("pictures are read on the CPU only: here the model takes text (--device cpu)");
     return std::optional<PictureReading>();
   }
+  if (vision->cross) {
+    log_warning("{} reads pictures by cross-attention, which requests cannot use: it takes text",
+                model.spec().architecture);
+    return std::optional<PictureReading>();
+  }
   FRESHET_ASSIGN_OR_RETURN(media::ImageSettings settings, media::load_image_settings(folder));
-  return std::optional(PictureReading{std::move(settings), vision->placeholder, vision->cross});
+  return std::optional(PictureReading{std::move(settings), vision->image_token});
 }
 
 Result<std::optional<speculative::Config>> read_speculation(const EngineOptions& options,

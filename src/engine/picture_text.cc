@@ -54,6 +54,8 @@ Result<Picture> read_picture(std::span<const uint8_t> file, const PictureReading
 Result<PictureText> expand_pictures(std::string_view text, std::span<const Picture> pictures,
                                     const PictureReading& reading, const Tokenizer& tokenizer,
                                     const tokenizer::EncodeOptions& options) {
+  if (tokenizer.token_bytes(reading.token).empty())
+    return invalid_argument("the vocabulary lacks the model's image token (id {})", reading.token);
   FRESHET_ASSIGN_OR_RETURN(const std::string expanded,
                            with_image_tokens(text, pictures, reading.settings.marker,
                                              tokenizer.token_bytes(reading.token)));
@@ -61,7 +63,7 @@ Result<PictureText> expand_pictures(std::string_view text, std::span<const Pictu
   prompt.ids = tokenizer.encode(expanded, options);
   prompt.pictures.assign(pictures.begin(), pictures.end());
   int64_t rows = 0;
-  for (const Picture& picture : pictures) rows += reading.cross ? 1 : picture->text_rows;
+  for (const Picture& picture : pictures) rows += picture->text_rows;
   const int64_t found = std::ranges::count(prompt.ids, reading.token);
   if (found != rows) {
     return invalid_argument(

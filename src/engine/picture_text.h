@@ -24,8 +24,7 @@ namespace freshet {
 // How a model takes pictures.
 struct PictureReading {
   media::ImageSettings settings;
-  int32_t token = 0;   // the id of each row
-  bool cross = false;  // one token stands for a picture, whose rows are read by cross-attention
+  int32_t token = 0;  // the id of each row
 };
 
 }  // namespace freshet

@@ -33,7 +33,7 @@ StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, T
       token_types_(model.spec().token_types),
       encoder_(limits_of(model.spec().encoder.get())),
       spec_(model.spec()),
-      sees_(model.vision() != nullptr),
+      sees_(model.vision() != nullptr && !model.spec().vision->cross),
       tower_(model.vision(), options.picture_cache_bytes),
       pool_(pool),
       blocks_(std::move(blocks)),
@@ -102,15 +102,11 @@ StepLoop::~StepLoop() {
 
 std::optional<RequestError> StepLoop::check(const Request& request) const {
   const scheduler::SchedulerOptions& steps = options_.scheduler;
-  const int64_t together = steps.max_chunk > 0
-                               ? std::min(steps.max_chunk, steps.max_num_batched_tokens)
-                               : steps.max_num_batched_tokens;
   return find_error(request,
                     {runner_.vocab(), steps.max_model_len, steps.max_num_seqs, has_tokenizer_,
                      options_.drafter != nullptr, generates_, options_.heads.classifier.has_value(),
-                     token_types_, encoder_,
-                     runner_.evicts() ? &runner_.cache().spec() : nullptr, options_.retention,
-                     &spec_, sees_, together});
+                     token_types_, encoder_, runner_.evicts() ? &runner_.cache().spec() : nullptr,
+                     options_.retention, &spec_, sees_, scheduler_->chunk()});
 }
 
 Result<uint64_t> StepLoop::submit(Request request) {

@@ -81,21 +81,10 @@ Result<runtime::PicturePrompt> place_request(const Request& request, const Model
 void announce_pictures(const Request& request, const runtime::PicturePrompt& prompt,
                        const ModelSpec& spec, TowerCache& cache, scheduler::NewRequest& order) {
   const bool both_ways = sees_whole_pictures(spec);
-  const auto span_of = [&](int32_t first, int32_t count, const media::ContentHash& hash) {
-    order.pictures.push_back({first, count, cache.name_of(hash), words_of(hash), both_ways});
-  };
   for (const runtime::PicturePlace& place : prompt.places) {
-    span_of(place.token, place.count, request.pictures[static_cast<size_t>(place.picture)]->hash);
-  }
-  if (!spec.vision->cross) return;
-  // Tokens in front of a picture see it, too: what a block holds depends on all of them.
-  size_t picture = 0;
-  for (int32_t p = 0; p < std::ssize(request.prompt); ++p) {
-    if (request.prompt[static_cast<size_t>(p)] != spec.vision->placeholder) continue;
-    const auto& input = *request.pictures[picture++];
-    span_of(p, 1, input.hash);
-    order.salt.append(reinterpret_cast<const char*>(input.hash.data()), input.hash.size());
-    order.encoder_tokens += static_cast<int32_t>(runtime::picture_layout(input, *spec.vision).rows);
+    const media::ContentHash& hash = request.pictures[static_cast<size_t>(place.picture)]->hash;
+    order.pictures.push_back(
+        {place.token, place.count, cache.name_of(hash), words_of(hash), both_ways});
   }
 }
 

@@ -146,7 +146,8 @@ void Simulation::arrive() {
   client.samples = request.samples;
   client.beams = request.samples > 1 && random_.chance(40);
   client.drafts = !client.beams && random_.chance(30);
-  if (!client.drafts && client.pictures.empty()) request.eviction = random_eviction(random_, *cache_);
+  if (!client.drafts && client.pictures.empty())
+    request.eviction = random_eviction(random_, *cache_);
   client.arrival_step = static_cast<uint64_t>(report_.steps);
   const RequestId id = request.id;
   const auto sequence = scheduler_->submit(std::move(request), now_);
