@@ -270,6 +270,7 @@ Role last_weight_of(const LayerSpec& layer) {
   if (std::holds_alternative<AttentionSpec>(body) || std::holds_alternative<MlaSpec>(body))
     return Role::kOutput;
   if (std::holds_alternative<MlpSpec>(body)) return Role::kDown;
+  if (std::holds_alternative<CrossAttentionSpec>(body)) return Role::kCrossOutput;
   return std::holds_alternative<MoeSpec>(body) ? Role::kRouter : Role::kStateOut;
 }
 
