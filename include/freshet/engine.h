@@ -369,6 +369,7 @@ class Engine {
   const Tokenizer& tokenizer() const;
   bool has_tokenizer() const;
   const Model& model() const;
+  const PooledHeads& heads() const;  // what the model gives besides text
   // How the model takes pictures (src/engine/picture_text.h); nullptr: it reads text only.
   const PictureReading* pictures() const;
   const std::string& model_path() const;  // EngineOptions::model
