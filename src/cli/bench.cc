@@ -429,8 +429,7 @@ Status run_drafting(const Options& o, const Plan& plan, Report& report, Context&
 Status bench(const Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const auto plans, plans_of(o));
   for (const Plan& plan : plans) FRESHET_RETURN_IF_ERROR(resolve_model(plan.model).status());
-  const Interrupts::Handler on_interrupt(
-      context.interrupts, [] {}, Interrupts::kPatience);
+  const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
   FRESHET_ASSIGN_OR_RETURN(const std::string drafter, speculative_config(o.run.speculation));
   if (!drafter.empty() && o.load_format != "auto") {
     return invalid_argument(
