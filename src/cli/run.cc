@@ -425,6 +425,7 @@ Status run(const Options& o, Context& context) {
     return invalid_argument(
         "--ids and --inputs are taken as they are: leave out --chat, --system and --chat-template");
   }
+  FRESHET_RETURN_IF_ERROR(check_sampling(o.sampling));
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(what.model));
   FRESHET_ASSIGN_OR_RETURN(SamplingParams params, params_of(o, what, path));
   FRESHET_ASSIGN_OR_RETURN(const auto engine, load_engine(o.run, what.model));

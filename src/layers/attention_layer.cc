@@ -181,6 +181,10 @@ struct GqaKind {
                     const ops::Input& in) {
     gqa_store(step, spec, w, cache_layer, in);
   }
+  static Status supported(const Spec& spec, const ops::Device& device) {
+    if (spec.slopes.empty()) return {};
+    return unsupported("{} does not run ALiBi: use --device cpu", device.name());
+  }
   static BranchCache cache(const Spec& spec, ops::KvType type) {
     return {.shape = {type, spec.kv_heads, spec.head_dim, spec.value_dim, false, spec.biased()},
             .window = spec.window,

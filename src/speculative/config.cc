@@ -163,6 +163,7 @@ constexpr Key kKeys[] = {
        return read_share(v, key, 1.0, c.suffix_decoding_min_token_prob);
      }},
     {"use_heterogeneous_vocab", read_member<&Config::use_heterogeneous_vocab>},
+    {"parallel_drafting", read_member<&Config::parallel_drafting>},
     {"exit_layer", read_number<&Config::exit_layer, 1, 4096>},
     {"speculative_token_tree", read_tree},
     {"tree_nodes", read_tree_number<&TreeOptions::nodes, 2, kMostTreeNodes>},
@@ -293,6 +294,12 @@ Status complete(Config& c) {
         c.prompt_lookup_min, c.prompt_lookup_max);
   }
   FRESHET_RETURN_IF_ERROR(complete_tree(c, *method));
+  if (c.parallel_drafting &&
+      (c.method != "draft_model" || c.tree.wanted() || c.use_heterogeneous_vocab)) {
+    return invalid_argument(
+        "speculative config: parallel_drafting is for method draft_model with the target's "
+        "vocabulary and without trees");
+  }
   if ((c.acceptance.method == Acceptance::kSynthetic) != !c.acceptance.rates.empty()) {
     return invalid_argument(
         "speculative config: rejection_sample_method synthetic goes with "

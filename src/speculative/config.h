@@ -35,7 +35,8 @@ struct Config {
   double suffix_decoding_min_token_prob = 0.1;
   // draft_model
   bool use_heterogeneous_vocab = false;
-  bool greedy_drafts = false;  // draft_sample_method: "greedy" instead of "probabilistic"
+  bool parallel_drafting = false;  // all drafts in one pass (PARD)
+  bool greedy_drafts = false;      // draft_sample_method: "greedy" instead of "probabilistic"
   // early_exit
   int exit_layer = 0;  // 0: a quarter of the layers
 

@@ -21,6 +21,23 @@ Status same_vocabulary(const Config& config, const ModelSpec& draft, const Model
       path, draft.vocab_size, target.vocab_size);
 }
 
+// The token that stands for those to come, as the model's configuration names it.
+Result<int32_t> mask_token(const Config& config, const ModelSpec& spec) {
+  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(config.model));
+  for (const char* key : {"pard_token", "ptd_token_id", "mask_token_id"}) {
+    const json::Value* const found = checkpoint.config().find(key);
+    if (found == nullptr || !found->is_number()) continue;
+    const auto id = found->as_int64();
+    if (id && *id >= 0 && *id < spec.vocab_size) return static_cast<int32_t>(*id);
+    return invalid_argument("{}: {} is not a token of a vocabulary of {}", config.model, key,
+                            spec.vocab_size);
+  }
+  return invalid_argument(
+      "parallel_drafting: {} was not trained for it: its config.json has no pard_token, "
+      "ptd_token_id or mask_token_id",
+      config.model);
+}
+
 }  // namespace
 
 Result<DrafterCost> draft_model_cost(const PlanContext& c) {
@@ -37,6 +54,9 @@ Result<std::unique_ptr<Drafter>> make_draft_model(const MakeContext& c) {
   FRESHET_ASSIGN_OR_RETURN(auto model, runtime::LoadedModel::load(c.compute, loading));
   FRESHET_RETURN_IF_ERROR(same_vocabulary(c.config, model->spec(), c.target.spec()));
   ModelDrafterOptions options;
+  if (c.config.parallel_drafting) {
+    FRESHET_ASSIGN_OR_RETURN(options.mask, mask_token(c.config, model->spec()));
+  }
   if (c.config.use_heterogeneous_vocab) {
     FRESHET_ASSIGN_OR_RETURN(const auto target, tokenizer::Tokenizer::load(c.loading.model));
     FRESHET_ASSIGN_OR_RETURN(const auto draft, tokenizer::Tokenizer::load(c.config.model));

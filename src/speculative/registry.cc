@@ -50,7 +50,8 @@ std::span<const Method> methods() {
 int draft_rows(const Config& config, int max_num_seqs, int max_num_batched_tokens) {
   constexpr int kMost = 256;
   const TreeOptions& tree = config.tree;
-  const int level = tree.wanted() ? tree.width() * tree.max_batch : 0;
+  int level = tree.wanted() ? tree.width() * tree.max_batch : 0;
+  if (config.parallel_drafting) level = std::min(max_num_seqs, kMost) * config.limit();
   return std::min({std::max(max_num_seqs, level), max_num_batched_tokens, kMost});
 }
 

@@ -304,6 +304,32 @@ class Combined(Case):
             self.check("llama", GREEDY, [{**base, "rejection_sample_method": rule}])
 
 
+class Parallel(Case):
+    def test_a_draft_model_with_masks(self):
+        """All drafts from one pass: the first is the model's own next token."""
+        model = "llama"
+        own = os.path.join(GOLDEN, model)
+        folder = self.path("pard")
+        os.mkdir(folder)
+        for name in os.listdir(own):
+            if name != "config.json":
+                os.symlink(os.path.abspath(os.path.join(own, name)), os.path.join(folder, name))
+        with open(os.path.join(folder, "config.json"), "w", encoding="utf8") as f:
+            json.dump({**config_of(model), "pard_token": 7}, f)
+        base = {"method": "draft_model", "model": folder, "parallel_drafting": True}
+        for options in (GREEDY, SAMPLED, PENALISED):
+            with self.subTest(options=options):
+                (drafted, accepted), _, _ = self.check(
+                    model, options, [{**base, "num_speculative_tokens": 4}, base,
+                                     {**base, "method": ["ngram", "draft_model"], "num_speculative_tokens": 3}])
+                self.assertGreater(drafted, 0)
+                if options is GREEDY:
+                    self.assertGreaterEqual(accepted, drafted / 4)
+        self.check(model, SAMPLED + ["--samples", "3"], [{**base, "num_speculative_tokens": 4}])
+        for rule in ("rejection", "block"):
+            self.check(model, GREEDY, [{**base, "num_speculative_tokens": 3, "rejection_sample_method": rule}])
+
+
 class EarlyExit(Case):
     def test_the_exit_layer_is_measured(self):
         """Behind layer 3 nothing changes, so that its drafts are always right; earlier ones are not."""
@@ -501,6 +527,9 @@ class WrongInput(Case):
         self.refused({"method": ["suffix", "draft_model"]}, "draft_model needs")
         self.refused({"method": []}, "list of methods")
         self.refused({"method": ["ngram", "suffix"], "tree_nodes": 8}, "drafts no trees")
+        own = os.path.join(GOLDEN, "llama")
+        self.refused({"method": "ngram", "parallel_drafting": True}, "parallel_drafting is for method draft_model")
+        self.refused({"method": "draft_model", "model": own, "parallel_drafting": True}, "pard_token")
         self.refused({"method": "ngram", "speed": 9}, '"speed"', "num_speculative_tokens")
         self.refused({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens")
         self.refused({"method": "ngram", "model": os.path.join(GOLDEN, "llama")}, "takes no")
