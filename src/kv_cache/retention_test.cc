@@ -226,8 +226,8 @@ TEST(Retention, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(error(R"({"policy": "tova", "budget": 64, "kernel": 3})"),
             "kv_eviction: tova has no \"kernel\"; it has budget sinks interval");
   EXPECT_EQ(error(R"({"policy": "snapkv"})"), "kv_eviction: \"budget\" is missing");
-  EXPECT_EQ(error(R"({"policy": "snapkv", "budget": 32})"),
-            "kv_eviction: 32 tokens are always kept, so \"budget\" must be 33 or more, not 32");
+  EXPECT_EQ(error(R"({"policy": "snapkv", "budget": 16})"),
+            "kv_eviction: 16 tokens are always kept, so \"budget\" must be 17 or more, not 16");
   for (const char* value : {"-1", "1e99", "3.5", "\"64\"", "null", "[64]", "99999999999", "true"}) {
     EXPECT_EQ(error(fmt::format(R"({{"policy": "tova", "budget": {}}})", value).c_str()),
               "kv_eviction: \"budget\" must be a whole number from 16 to 16777216")

@@ -41,7 +41,7 @@ class PyramidKvPolicy final : public RetentionPolicy {
 constinit const RetentionKind kPyramidKv = {
     "pyramidkv",
     "window kernel sinks interval beta decay",
-    {.window = 32, .kernel = 5, .beta = 20.0},
+    {.window = 16, .kernel = 13, .beta = 20.0},
     [](const RetentionConfig& c) { return Retention(std::make_shared<PyramidKvPolicy>(c)); }};
 
 }  // namespace freshet::kv_cache

@@ -25,7 +25,7 @@ class SnapKvPolicy final : public RetentionPolicy {
 constinit const RetentionKind kSnapKv = {
     "snapkv",
     "window kernel sinks interval",
-    {.window = 32, .kernel = 5},
+    {.window = 16, .kernel = 13},
     [](const RetentionConfig& c) { return Retention(std::make_shared<SnapKvPolicy>(c)); }};
 
 }  // namespace freshet::kv_cache
