@@ -1,10 +1,12 @@
-// Pooling of scores along a sequence. Pure.
+// Pooling of scores along a sequence, and what SnapKV and PyramidKV share. Pure.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "kv_cache/retention/retention.h"
 
 namespace freshet::kv_cache {
 
@@ -32,5 +34,20 @@ inline std::vector<int64_t> max_pooled(std::span<const int64_t> scores, int32_t 
   }
   return out;
 }
+
+// Keeps what the last `window` queries weigh most, pooled, and these queries' own tokens.
+class PooledWindowPolicy : public RetentionPolicy {
+ public:
+  using RetentionPolicy::RetentionPolicy;
+  RetentionRules rules() const override {
+    return {config().interval, false, config().window, false};
+  }
+  void keep(const StoredKeys& keys, int head, std::span<int32_t> kept) const override {
+    const auto before = static_cast<size_t>(keys.slots - config().window);
+    std::vector<int64_t> pooled = sum_pooled(keys.scores(head).first(before), config().kernel);
+    pooled.resize(static_cast<size_t>(keys.slots));
+    keep_best(pooled, config().sinks, config().window, kept);
+  }
+};
 
 }  // namespace freshet::kv_cache

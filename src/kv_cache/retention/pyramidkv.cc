@@ -4,17 +4,13 @@
 #include <cmath>
 
 #include "kv_cache/retention/pooled.h"
-#include "kv_cache/retention/retention.h"
 
 namespace freshet::kv_cache {
 namespace {
 
-class PyramidKvPolicy final : public RetentionPolicy {
+class PyramidKvPolicy final : public PooledWindowPolicy {
  public:
-  using RetentionPolicy::RetentionPolicy;
-  RetentionRules rules() const override {
-    return {config().interval, false, config().window, false};
-  }
+  using PooledWindowPolicy::PooledWindowPolicy;
   bool differs_by_layer() const override { return true; }
   int32_t budget(int layer, int layers) const override {
     const double mean = config().budget - config().window;
@@ -27,12 +23,6 @@ class PyramidKvPolicy final : public RetentionPolicy {
       share = most - layer * (most - least) / (layers - 1);
     }
     return config().window + std::max(config().sinks + 1, static_cast<int32_t>(share));
-  }
-  void keep(const StoredKeys& keys, int head, std::span<int32_t> kept) const override {
-    const auto before = static_cast<size_t>(keys.slots - config().window);
-    std::vector<int64_t> pooled = sum_pooled(keys.scores(head).first(before), config().kernel);
-    pooled.resize(static_cast<size_t>(keys.slots));
-    keep_best(pooled, config().sinks, config().window, kept);
   }
 };
 
