@@ -48,6 +48,13 @@ struct ScoredTokens {
   kv_cache::KeyScores* scores = nullptr;
 };
 
+// Queries of a sequence that read only a selection of its blocks, where keys are bounded.
+struct SparseRows {
+  int32_t from = 0;          // positions from here on
+  int32_t blocks = 0;        // that they read; 0: no query selects
+  int32_t dense_layers = 0;  // the first layers of the cache, whose queries read everything
+};
+
 struct ForwardBatch {
   std::vector<int32_t> token_ids;  // [tokens]
   // Empty, or [tokens]: the logits row of the previous batch whose sampled token this is; -1: the
@@ -73,6 +80,7 @@ struct ForwardBatch {
   // Encoder-decoders: of the sequences whose keys and values of the encoder's output are not in
   // the cache yet, ascending.
   std::vector<EncoderInput> encoder_inputs;
+  std::vector<SparseRows> sparse;  // empty, or [sequences]; on the host only
 
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int sequences() const { return static_cast<int>(context_len.size()); }

@@ -1,8 +1,10 @@
-// The inner loops of Ops::key_scores() in double.
+// The inner loops of Ops::key_scores() and Ops::selected_attention() in double.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "ops/reference.h"
+#include "tensor/dtype.h"
 
 namespace freshet::ops {
 namespace {
@@ -27,7 +29,22 @@ void add_weights(float* scores, int64_t n, const float* sink, int64_t* sums) {
   }
 }
 
-constexpr ScoreKernel kScoreRows[] = {{"scores.reference", CpuIsa::kScalar, dots, add_weights}};
+float bound(const float* q, int rows, const uint16_t* least, const uint16_t* greatest,
+            int key_dim) {
+  double most = -std::numeric_limits<double>::infinity();
+  for (int r = 0; r < rows; ++r, q += key_dim) {
+    double sum = 0.0;
+    for (int d = 0; d < key_dim; ++d) {
+      sum += std::max(double{q[d]} * double{bf16_to_f32(least[d])},
+                      double{q[d]} * double{bf16_to_f32(greatest[d])});
+    }
+    most = std::isnan(sum) ? std::numeric_limits<double>::infinity() : std::max(most, sum);
+  }
+  return static_cast<float>(most);
+}
+
+constexpr ScoreKernel kScoreRows[] = {
+    {"scores.reference", CpuIsa::kScalar, dots, add_weights, bound}};
 
 }  // namespace
 
