@@ -10,6 +10,7 @@
 
 #include "engine/outputs/request_output.h"
 #include "engine/retention.h"
+#include "engine/sparse.h"
 #include "freshet/engine.h"
 #include "scheduler/scheduler.h"
 
@@ -25,6 +26,7 @@ struct LiveRequest {
   std::vector<std::unique_ptr<RequestOutput>> outputs;
   kv_cache::Retention retention;  // nullptr: all keys are kept
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
+  kv_cache::SparseAttention sparse;
   bool started = false;  // a step was scheduled for it
   bool over = false;     // its outputs have all they asked for
 };
@@ -36,6 +38,7 @@ struct RequestDefaults {
   std::vector<int32_t> eos;  // ids that end a text, ascending
   kv_cache::Retention retention = {};
   const KvCacheSpec* cache = nullptr;
+  kv_cache::SparseAttention sparse = {};
 };
 
 // REQUIRES: find_error(request, ...) found none (request_check.h). `services` must outlive it.

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "engine/retention.h"
+#include "engine/sparse.h"
 #include "freshet/engine.h"
 #include "layers/spec.h"
 
@@ -29,6 +30,8 @@ struct RequestLimits {
   EncoderLimits encoder;
   const KvCacheSpec* cache = nullptr;  // nullptr: keys of live sequences cannot be evicted here
   kv_cache::Retention retention = {};  // of requests that name none
+  // Of requests that name none. If it does not select, keys have no bounds and none may.
+  kv_cache::SparseAttention sparse = {};
 };
 
 // The first thing that is wrong with `request`.

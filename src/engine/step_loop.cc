@@ -100,10 +100,11 @@ StepLoop::~StepLoop() {
 
 std::optional<RequestError> StepLoop::check(const Request& request) const {
   return find_error(
-      request, {runner_.vocab(), options_.scheduler.max_model_len, options_.scheduler.max_num_seqs,
-                has_tokenizer_, options_.drafter != nullptr, generates_,
-                options_.heads.classifier.has_value(), token_types_, encoder_,
-                runner_.evicts() ? &runner_.cache().spec() : nullptr, options_.retention});
+      request,
+      {runner_.vocab(), options_.scheduler.max_model_len, options_.scheduler.max_num_seqs,
+       has_tokenizer_, options_.drafter != nullptr, generates_,
+       options_.heads.classifier.has_value(), token_types_, encoder_,
+       runner_.evicts() ? &runner_.cache().spec() : nullptr, options_.retention, options_.sparse});
 }
 
 Result<uint64_t> StepLoop::submit(Request request) {
@@ -525,7 +526,7 @@ void StepLoop::empty_inbox() {
 void StepLoop::begin(uint64_t id, Request request) {
   auto live = make_live_request(id, std::move(request),
                                 {options_.scheduler.max_model_len, options_.seed, options_.eos,
-                                 options_.retention, &runner_.cache().spec()},
+                                 options_.retention, &runner_.cache().spec(), options_.sparse},
                                 services_);
   const int64_t now = now_us();
   scheduler::NewRequest order = order_of(*live, now);

@@ -66,6 +66,8 @@ struct StepLoopOptions {
   bool save_prompts_only = false;
   // Of requests that name none; nullptr: they keep all keys. Goes with the scheduler's max_slots.
   kv_cache::Retention retention;
+  // Of requests that name none. If it selects, the cache bounds its keys.
+  kv_cache::SparseAttention sparse;
 };
 
 class StepLoop {
