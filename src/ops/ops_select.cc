@@ -47,6 +47,12 @@ uint16_t* bounds_of(const KvShape& s, uint8_t* block, int head) {
   return reinterpret_cast<uint16_t*>(block + s.bounds_at()) + int64_t{head} * 2 * s.key_dim;
 }
 
+// Blocks are too far apart for the processor to see where the next bounds are.
+constexpr int32_t kAhead = 8;  // blocks
+void prefetch(const void* from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const uint8_t*>(from) + i);
+}
+
 // Every query that selects becomes a sequence of its own; those in front stay together.
 void split(const AttentionBatch& batch, std::span<const BlockSelection> selections,
            SelectedBatch& to) {
@@ -141,6 +147,7 @@ void Ops::selected_attention(const Matrix& out, const Matrix& q, const KvView& c
   grow(split_batch.scores, room);
   grow(split_batch.ranked, room);
   const int group = params.heads / s.kv_heads;
+  const size_t bounds_bytes = sizeof(uint16_t) * 2 * static_cast<size_t>(s.key_dim);
   const bool rotated = info(s.type).key.rotated;  // then bounds are of rotated keys
   if (rotated)
     grow(split_batch.queries, static_cast<size_t>(impl_->pool.size() * group * s.key_dim));
@@ -162,9 +169,12 @@ void Ops::selected_attention(const Matrix& out, const Matrix& q, const KvView& c
       for (int h = 0; h < group; ++h) hadamard(turned + h * s.key_dim, s.key_dim);
       query = turned;
     }
+    const auto bounds_in = [&](int32_t b) {
+      return bounds_of(s, cache.data + static_cast<size_t>(from[b]) * s.block_bytes(), head);
+    };
     for (int32_t b = 0; b < others; ++b) {
-      uint8_t* const block = cache.data + static_cast<size_t>(from[b]) * s.block_bytes();
-      const uint16_t* const bounds = bounds_of(s, block, head);
+      if (b + kAhead < others) prefetch(bounds_in(b + kAhead), bounds_bytes);
+      const uint16_t* const bounds = bounds_in(b);
       scores[b] = impl_->scores->bound(query, group, bounds, bounds + s.key_dim, s.key_dim);
     }
     int32_t* const ranked = split_batch.ranked.data() + worker * most;
