@@ -149,10 +149,11 @@ struct ScoreKernel {
   // Adds the softmax of n scores, in whole units, to `sums`. n is a multiple of kBlockTokens;
   // scores may be overwritten. `sink`: a logit that adds to the denominator only, or nullptr.
   void (*add_weights)(float* scores, int64_t n, const float* sink, int64_t* sums);
-  // The greatest over the rows of q, [rows, key_dim], of sum_d max(q_d * least[d], q_d *
-  // greatest[d]). Bounds are BF16; key_dim is a multiple of 8.
-  float (*bound)(const float* q, int rows, const uint16_t* least, const uint16_t* greatest,
-                 int key_dim);
+  // The sum over the rows of q, [rows, key_dim], of sum_d q_d * (greatest[d] + least[d]) +
+  // spread * |q_d| * (greatest[d] - least[d]); infinite if that is not a number. Bounds are BF16;
+  // key_dim is a multiple of 8.
+  float (*promise)(const float* q, int rows, const uint16_t* least, const uint16_t* greatest,
+                   int key_dim, float spread);
 };
 
 // Row-wise element kernels, one set per instruction set. Each call handles one row (or one head).

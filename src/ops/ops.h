@@ -128,11 +128,10 @@ class Ops {
   void attention(const Matrix& out, const Matrix& q, const KvView& cache,
                  const AttentionBatch& batch, const AttentionParams& params);
 
-  // Attention in which some queries read only a selection of their sequence's blocks (Quest): for
-  // each KV head the block of the query itself and those with the highest bounds of a score, the
-  // greatest over the query heads of sum_d max(q_d * least_d, q_d * greatest_d). Ties go to the
-  // earlier block. Queries with no more blocks than that read all of them. selections:
-  // [sequences]. Host only.
+  // Attention in which some queries read only a selection of their sequence's blocks: for each KV
+  // head the first block, the newest ones, and those whose bounds promise its query heads the
+  // highest scores (ops_select.cc). Ties go to the earlier block. Queries with no more blocks than
+  // that read all of them. selections: [sequences]. Host only.
   void selected_attention(const Matrix& out, const Matrix& q, const KvView& cache,
                           const AttentionBatch& batch, const AttentionParams& params,
                           std::span<const BlockSelection> selections);

@@ -1,4 +1,4 @@
-// Attention over selected blocks (Quest), and the bounds of keys that select them.
+// Attention over selected blocks (after Quest), and the bounds of keys that select them.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -13,6 +13,16 @@ namespace freshet::ops {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// A block's promise is the score of the middle between its bounds, and this share of what its
+// widest key could add. The full share, an upper bound, favours blocks of unlike keys: reading 512
+// of 2,048 tokens it loses twice as much.
+constexpr float kSpread = 0.15f;
+// Of the blocks that are read without looking: the newest ones besides the query's own. The first
+// block is read too, because softmax leaves there the weight that no key deserves.
+int32_t newest_read(int32_t blocks) {
+  return std::min(3, blocks / 8);
+}
 
 int32_t blocks_for(int64_t slots) {
   return static_cast<int32_t>((slots + kBlockTokens - 1) / kBlockTokens);
@@ -175,8 +185,11 @@ void Ops::selected_attention(const Matrix& out, const Matrix& q, const KvView& c
     for (int32_t b = 0; b < others; ++b) {
       if (b + kAhead < others) prefetch(bounds_in(b + kAhead), bounds_bytes);
       const uint16_t* const bounds = bounds_in(b);
-      scores[b] = impl_->scores->bound(query, group, bounds, bounds + s.key_dim, s.key_dim);
+      scores[b] =
+          impl_->scores->promise(query, group, bounds, bounds + s.key_dim, s.key_dim, kSpread);
     }
+    scores[0] = kInfinity;
+    std::fill(scores + others - newest_read(part.blocks), scores + others, kInfinity);
     int32_t* const ranked = split_batch.ranked.data() + worker * most;
     choose({scores, static_cast<size_t>(others)}, {ranked, static_cast<size_t>(others)},
            part.blocks - 1);

@@ -29,22 +29,20 @@ void add_weights(float* scores, int64_t n, const float* sink, int64_t* sums) {
   }
 }
 
-float bound(const float* q, int rows, const uint16_t* least, const uint16_t* greatest,
-            int key_dim) {
-  double most = -std::numeric_limits<double>::infinity();
+float promise(const float* q, int rows, const uint16_t* least, const uint16_t* greatest,
+              int key_dim, float spread) {
+  double sum = 0.0;
   for (int r = 0; r < rows; ++r, q += key_dim) {
-    double sum = 0.0;
     for (int d = 0; d < key_dim; ++d) {
-      sum += std::max(double{q[d]} * double{bf16_to_f32(least[d])},
-                      double{q[d]} * double{bf16_to_f32(greatest[d])});
+      const double low = double{bf16_to_f32(least[d])}, high = double{bf16_to_f32(greatest[d])};
+      sum += double{q[d]} * (high + low) + double{spread} * std::abs(double{q[d]}) * (high - low);
     }
-    most = std::isnan(sum) ? std::numeric_limits<double>::infinity() : std::max(most, sum);
   }
-  return static_cast<float>(most);
+  return std::isnan(sum) ? std::numeric_limits<float>::infinity() : static_cast<float>(sum);
 }
 
 constexpr ScoreKernel kScoreRows[] = {
-    {"scores.reference", CpuIsa::kScalar, dots, add_weights, bound}};
+    {"scores.reference", CpuIsa::kScalar, dots, add_weights, promise}};
 
 }  // namespace
 

@@ -111,12 +111,13 @@ inline F16x load_bf16(const uint16_t* p, int n) {
 }
 
 template <int R>
-inline float bound_rows(const float* q, const uint16_t* least, const uint16_t* greatest,
-                        int key_dim) {
+inline float promise_rows(const float* q, const uint16_t* least, const uint16_t* greatest,
+                          int key_dim, float spread) {
   F16x acc[R] = {};
   for (int d = 0; d < key_dim; d += 16) {
     const int n = key_dim - d;
     const F16x low = load_bf16(least + d, n), high = load_bf16(greatest + d, n);
+    const F16x middle = high + low, width = (high - low) * spread;
     for (int r = 0; r < R; ++r) {
       F16x x = {};
       if (n >= 16) {
@@ -124,30 +125,25 @@ inline float bound_rows(const float* q, const uint16_t* least, const uint16_t* g
       } else {
         std::memcpy(&x, q + r * key_dim + d, static_cast<size_t>(n) * sizeof(float));
       }
-      const F16x a = x * low, b = x * high;
-      acc[r] += a > b ? a : b;
+      acc[r] += x * middle + (x < 0.0f ? -x : x) * width;
     }
   }
-  float most = -std::numeric_limits<float>::infinity();
-  for (int r = 0; r < R; ++r) {
-    float part[8], four[4];
-    for (int l = 0; l < 8; ++l) part[l] = acc[r][l] + acc[r][l + 8];
-    for (int l = 0; l < 4; ++l) four[l] = part[l] + part[l + 4];
-    const float sum = (four[0] + four[2]) + (four[1] + four[3]);
-    if (sum != sum) return std::numeric_limits<float>::infinity();  // not a number: read it
-    most = sum > most ? sum : most;
-  }
-  return most;
+  F16x all = acc[0];
+  for (int r = 1; r < R; ++r) all += acc[r];
+  float part[8], four[4];
+  for (int l = 0; l < 8; ++l) part[l] = all[l] + all[l + 8];
+  for (int l = 0; l < 4; ++l) four[l] = part[l] + part[l + 4];
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
-float bound(const float* q, int rows, const uint16_t* least, const uint16_t* greatest,
-            int key_dim) {
-  float most = -std::numeric_limits<float>::infinity();
-  const auto take = [&](float sum) { most = sum > most ? sum : most; };
+float promise(const float* q, int rows, const uint16_t* least, const uint16_t* greatest,
+              int key_dim, float spread) {
+  float sum = 0.0f;
   int r = 0;
-  for (; r + 4 <= rows; r += 4) take(bound_rows<4>(q + r * key_dim, least, greatest, key_dim));
-  for (; r < rows; ++r) take(bound_rows<1>(q + r * key_dim, least, greatest, key_dim));
-  return most;
+  for (; r + 4 <= rows; r += 4)
+    sum += promise_rows<4>(q + r * key_dim, least, greatest, key_dim, spread);
+  for (; r < rows; ++r) sum += promise_rows<1>(q + r * key_dim, least, greatest, key_dim, spread);
+  return sum == sum ? sum : std::numeric_limits<float>::infinity();
 }
 
 }  // namespace
