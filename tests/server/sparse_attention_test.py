@@ -25,7 +25,7 @@ def answer(server, **changes):
 
 class SparseAttention(unittest.TestCase):
     def serve(self, *flags):
-        server = Server(*flags)
+        server = Server("--device", "cpu", *flags)
         self.addCleanup(server.stop)
         return server
 
