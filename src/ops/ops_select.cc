@@ -99,6 +99,56 @@ void choose(std::span<const float> scores, std::span<int32_t> blocks, int32_t co
   std::sort(blocks.begin(), blocks.begin() + count);
 }
 
+// Fills the block tables of parts.
+struct BlockChooser {
+  const Matrix& q;
+  const KvView& cache;
+  const AttentionBatch& batch;
+  const ScoreKernel& kernel;
+  int group;     // query heads of a KV head
+  int64_t most;  // blocks of a part
+  SelectedBatch& room;
+
+  // The queries of the heads, rotated if keys are.
+  const float* queries(const SelectedBatch::Part& part, int head, int worker) const {
+    const int dim = cache.shape.key_dim;
+    const float* const from = q.row(part.token) + int64_t{head} * group * dim;
+    if (!info(cache.shape.type).key.rotated) return from;
+    float* const rotated = room.queries.data() + int64_t{worker} * group * dim;
+    std::copy_n(from, group * dim, rotated);
+    for (int h = 0; h < group; ++h) hadamard(rotated + h * dim, dim);
+    return rotated;
+  }
+
+  void fill(const SelectedBatch::Part& part, int head, int worker, int32_t* to) const {
+    const KvShape& s = cache.shape;
+    const int32_t* const from = batch.block_tables + part.sequence * batch.table_stride;
+    if (part.blocks == part.of) {
+      std::copy_n(from, part.of, to);
+      return;
+    }
+    const int32_t others = part.of - 1;  // all but the query's own block
+    float* const scores = room.scores.data() + worker * most;
+    int32_t* const ranked = room.ranked.data() + worker * most;
+    const float* const query = queries(part, head, worker);
+    const size_t bounds_bytes = sizeof(uint16_t) * 2 * static_cast<size_t>(s.key_dim);
+    const auto bounds_in = [&](int32_t b) {
+      return bounds_of(s, cache.data + static_cast<size_t>(from[b]) * s.block_bytes(), head);
+    };
+    for (int32_t b = 0; b < others; ++b) {
+      if (b + kAhead < others) prefetch(bounds_in(b + kAhead), bounds_bytes);
+      const uint16_t* const bounds = bounds_in(b);
+      scores[b] = kernel.promise(query, group, bounds, bounds + s.key_dim, s.key_dim, kSpread);
+    }
+    scores[0] = kInfinity;
+    std::fill(scores + others - newest_read(part.blocks), scores + others, kInfinity);
+    choose({scores, static_cast<size_t>(others)}, {ranked, static_cast<size_t>(others)},
+           part.blocks - 1);
+    for (int32_t b = 0; b + 1 < part.blocks; ++b) to[b] = from[ranked[b]];
+    to[part.blocks - 1] = from[others];
+  }
+};
+
 }  // namespace
 
 // Bounds the blocks that the batch's tokens fill.
@@ -134,15 +184,14 @@ void Ops::selected_attention(const Matrix& out, const Matrix& q, const KvView& c
                              const AttentionBatch& batch, const AttentionParams& params,
                              std::span<const BlockSelection> selections) {
   const KvShape& s = cache.shape;
-  FRESHET_CHECK(
-      device() == nullptr && s.bounded && params.window == 0 && batch.ranges.empty() &&
-          batch.head_stride == 0 && selections.size() == batch.context_len.size(),
-      "selected_attention of {} selections for {} sequences: on a device, without bounds, "
-      "or with a window or ranges",
-      selections.size(), batch.context_len.size());
-  SelectedBatch& split_batch = impl_->selected;
-  split(batch, selections, split_batch);
-  const std::vector<SelectedBatch::Part>& parts = split_batch.parts;
+  FRESHET_CHECK(device() == nullptr && s.bounded && params.window == 0 && batch.ranges.empty() &&
+                    batch.head_stride == 0 && selections.size() == batch.context_len.size(),
+                "selected_attention of {} selections for {} sequences: on a device, without "
+                "bounds, or with a window or ranges",
+                selections.size(), batch.context_len.size());
+  SelectedBatch& room = impl_->selected;
+  split(batch, selections, room);
+  const std::vector<SelectedBatch::Part>& parts = room.parts;
   if (std::ranges::none_of(parts, [](const auto& p) { return p.blocks < p.of; }))
     return attention(out, q, cache, batch, params);
   int64_t head_stride = 0, most = 0;
@@ -151,58 +200,22 @@ void Ops::selected_attention(const Matrix& out, const Matrix& q, const KvView& c
     most = std::max<int64_t>(most, part.of);
   }
   const int64_t stride = head_stride * s.kv_heads;
-  const auto room = static_cast<size_t>(most * impl_->pool.size());
-  const auto grow = [](auto& list, size_t size) { list.resize(std::max(list.size(), size)); };
-  grow(split_batch.tables, static_cast<size_t>(stride) * parts.size());
-  grow(split_batch.scores, room);
-  grow(split_batch.ranked, room);
   const int group = params.heads / s.kv_heads;
-  const size_t bounds_bytes = sizeof(uint16_t) * 2 * static_cast<size_t>(s.key_dim);
-  const bool rotated = info(s.type).key.rotated;  // then bounds are of rotated keys
-  if (rotated)
-    grow(split_batch.queries, static_cast<size_t>(impl_->pool.size() * group * s.key_dim));
+  const int64_t workers = impl_->pool.size();
+  const auto grow = [](auto& list, int64_t size) {
+    list.resize(std::max(list.size(), static_cast<size_t>(size)));
+  };
+  grow(room.tables, stride * std::ssize(parts));
+  grow(room.scores, most * workers);
+  grow(room.ranked, most * workers);
+  grow(room.queries, group * s.key_dim * workers);
+  const BlockChooser chooser{q, cache, batch, *impl_->scores, group, most, room};
   impl_->pool.parallel_for(std::ssize(parts) * s.kv_heads, [&](int64_t i, int worker) {
-    const SelectedBatch::Part& part = parts[static_cast<size_t>(i / s.kv_heads)];
-    const auto head = static_cast<int>(i % s.kv_heads);
-    const int32_t* const from = batch.block_tables + part.sequence * batch.table_stride;
-    int32_t* const to = split_batch.tables.data() + i * head_stride;
-    if (part.blocks == part.of) {
-      std::copy_n(from, part.of, to);
-      return;
-    }
-    const int32_t others = part.of - 1;  // all but the query's own block
-    float* const scores = split_batch.scores.data() + worker * most;
-    const float* query = q.row(part.token) + int64_t{head} * group * s.key_dim;
-    if (rotated) {
-      float* const turned = split_batch.queries.data() + int64_t{worker} * group * s.key_dim;
-      std::copy_n(query, group * s.key_dim, turned);
-      for (int h = 0; h < group; ++h) hadamard(turned + h * s.key_dim, s.key_dim);
-      query = turned;
-    }
-    const auto bounds_in = [&](int32_t b) {
-      return bounds_of(s, cache.data + static_cast<size_t>(from[b]) * s.block_bytes(), head);
-    };
-    for (int32_t b = 0; b < others; ++b) {
-      if (b + kAhead < others) prefetch(bounds_in(b + kAhead), bounds_bytes);
-      const uint16_t* const bounds = bounds_in(b);
-      scores[b] =
-          impl_->scores->promise(query, group, bounds, bounds + s.key_dim, s.key_dim, kSpread);
-    }
-    scores[0] = kInfinity;
-    std::fill(scores + others - newest_read(part.blocks), scores + others, kInfinity);
-    int32_t* const ranked = split_batch.ranked.data() + worker * most;
-    choose({scores, static_cast<size_t>(others)}, {ranked, static_cast<size_t>(others)},
-           part.blocks - 1);
-    for (int32_t b = 0; b + 1 < part.blocks; ++b) to[b] = from[ranked[b]];
-    to[part.blocks - 1] = from[others];
+    chooser.fill(parts[static_cast<size_t>(i / s.kv_heads)], static_cast<int>(i % s.kv_heads),
+                 worker, room.tables.data() + i * head_stride);
   });
   attention(out, q, cache,
-            {split_batch.query_start,
-             split_batch.context_len,
-             split_batch.tables.data(),
-             stride,
-             {},
-             head_stride},
+            {room.query_start, room.context_len, room.tables.data(), stride, {}, head_stride},
             params);
 }
 
