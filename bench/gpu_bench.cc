@@ -61,6 +61,16 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
+// Pools in which each of `sequences` has `stride` blocks of tokens, and one state.
+std::vector<int32_t> pools_of(const Bench& b, int64_t sequences, int64_t stride) {
+  return kv_cache_spec(b.spec, b.kv_type).pools(sequences, sequences * stride);
+}
+// The first block of a sequence, or its state.
+int32_t first_block(const Bench& b, size_t group, int64_t sequence, int64_t stride) {
+  const bool state = static_cast<int>(group) == kv_cache_spec(b.spec, b.kv_type).state_group();
+  return static_cast<int32_t>(state ? sequence : sequence * stride);
+}
+
 // A batch of `sequences` with `queries` new tokens each after `before` cached ones.
 ForwardBatch batch_of(const Bench& b, int sequences, int before, int queries, int64_t stride,
                       bool logits) {
@@ -76,16 +86,17 @@ ForwardBatch batch_of(const Bench& b, int sequences, int before, int queries, in
     batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
     batch.context_len.push_back(before + queries);
     if (logits) batch.logit_rows.push_back(batch.query_start.back() - 1);
-    for (BlockTables& t : batch.tables) {
+    for (size_t g = 0; g < groups; ++g) {
+      BlockTables& t = batch.tables[g];
       t.stride = stride;
-      for (int64_t i = 0; i < stride; ++i) t.ids.push_back(static_cast<int32_t>(s * stride + i));
+      for (int32_t i = 0; i < stride; ++i) t.ids.push_back(first_block(b, g, s, stride) + i);
     }
   }
   return batch;
 }
 
 // Appends sequences to the batch, with their blocks after the existing ones.
-void append(ForwardBatch& to, const ForwardBatch& more, int sequences) {
+void append(const Bench& b, ForwardBatch& to, const ForwardBatch& more, int sequences) {
   const auto tokens = static_cast<int32_t>(to.token_ids.size());
   to.token_ids.insert(to.token_ids.end(), more.token_ids.begin(), more.token_ids.end());
   to.positions.insert(to.positions.end(), more.positions.begin(), more.positions.end());
@@ -94,7 +105,7 @@ void append(ForwardBatch& to, const ForwardBatch& more, int sequences) {
   to.context_len.insert(to.context_len.end(), more.context_len.begin(), more.context_len.end());
   for (const int32_t row : more.logit_rows) to.logit_rows.push_back(tokens + row);
   for (size_t g = 0; g < to.tables.size(); ++g) {
-    const auto first = static_cast<int32_t>(sequences * to.tables[g].stride);
+    const int32_t first = first_block(b, g, sequences, to.tables[g].stride);
     for (const int32_t id : more.tables[g].ids) to.tables[g].ids.push_back(first + id);
   }
 }
@@ -106,9 +117,7 @@ Status run_model(Bench& b, const std::string& name, int sequences, int context, 
   const KvCacheSpec kv = kv_cache_spec(b.spec, b.kv_type);
   FRESHET_ASSIGN_OR_RETURN(
       const KvStorage cache,
-      b.model->make_cache(
-          b.kv_type, std::vector<int32_t>(kv.groups.size(),
-                                          static_cast<int32_t>(stride * (sequences + prompts)))));
+      b.model->make_cache(b.kv_type, pools_of(b, sequences + prompts, stride)));
   const int64_t tokens =
       prompt ? int64_t{sequences} * context : std::max(2048, sequences + prompts * length);
   FRESHET_RETURN_IF_ERROR(b.model->reserve({tokens, sequences + prompts, context + 1}));
@@ -134,19 +143,23 @@ Status run_model(Bench& b, const std::string& name, int sequences, int context, 
     for (int first = 0; first < context; first += 2048) {
       ForwardBatch some = batch_of(b, std::min(together, sequences - s), first,
                                    std::min(2048, context - first), stride, false);
-      for (BlockTables& t : some.tables)
-        for (int32_t& id : t.ids) id += static_cast<int32_t>(s * stride);
+      for (size_t g = 0; g < some.tables.size(); ++g)
+        for (int32_t& id : some.tables[g].ids) id += first_block(b, g, s, stride);
       (void)timed(some);
     }
   }
   ForwardBatch batch = batch_of(b, sequences, context, 1, stride, true);
-  if (prompts > 0) append(batch, batch_of(b, prompts, 0, length, stride, true), sequences);
+  if (prompts > 0) append(b, batch, batch_of(b, prompts, 0, length, stride, true), sequences);
   for (int i = 0; i < 40; ++i) seconds.push_back(timed(batch));
   seconds.erase(seconds.begin(), seconds.begin() + 5);
   const double s = median(seconds);
   double kv_bytes = 0.0;
-  for (const KvLayer& layer : kv.layers)
-    kv_bytes += static_cast<double>(layer.block_bytes()) / ops::kBlockTokens * context * sequences;
+  for (const KvLayer& layer : kv.layers) {  // states are read and written
+    const double each = layer.state_bytes > 0 ? 2.0 * static_cast<double>(layer.state_bytes)
+                                              : static_cast<double>(layer.block_bytes()) /
+                                                    ops::kBlockTokens * context;
+    kv_bytes += each * sequences;
+  }
   std::printf("%-10s %9.3f ms  %9.1f tok/s  read %5.2f TB/s, %4.1f %% of the ceiling\n",
               name.c_str(), s * 1e3, (sequences + prompts * length) / s,
               (b.all_bytes() + kv_bytes) / s / 1e12,

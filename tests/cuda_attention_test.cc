@@ -23,7 +23,8 @@ class CudaAttention : public test::CudaTest {};
 // to F16, which matters if scores are large.
 float tolerance(const ops::KvShape& shape, float sharpness = 1.0f) {
   const float least = shape.type == ops::KvType::kBF16 ? 5e-3f : 2e-3f;
-  return shape.type == ops::KvType::kInt8 ? least + 5e-4f * sharpness : least;
+  const bool scaled = shape.type == ops::KvType::kInt8 || ops::has_int4(shape.type);
+  return scaled ? least + 5e-4f * sharpness : least;
 }
 
 // One cache on each side with the same keys and values.
@@ -82,6 +83,7 @@ struct AttentionProblem {
   std::vector<float> attend(bool on_gpu, const std::vector<Part>& parts,
                             const ops::Weight* o = nullptr) {
     std::vector<int32_t> starts = {0}, contexts, part_tables;
+    std::vector<ops::KeyRange> ranges;
     std::vector<float> q;
     const int64_t q_cols = int64_t{c.heads} * c.shape.key_dim;
     const int64_t out_cols = int64_t{c.heads} * c.shape.value_dim;
@@ -93,13 +95,23 @@ struct AttentionProblem {
                queries.begin() + (first + p.queries) * q_cols);
       starts.push_back(starts.back() + p.queries);
       contexts.push_back(s.context - s.queries + p.skip + p.queries);
+      if (range != nullptr) {
+        contexts.back() = s.context;
+        for (int32_t i = 0; i < p.queries; ++i) {
+          ranges.push_back(range(s.context, s.context - s.queries + p.skip + i));
+        }
+      }
       const auto table = tables.begin() + static_cast<int64_t>(p.sequence) * stride;
       part_tables.insert(part_tables.end(), table, table + stride);
     }
     const int64_t n = starts.back();
-    const ops::AttentionBatch batch{starts, contexts, part_tables.data(), stride};
+    const ops::AttentionBatch batch{starts, contexts, part_tables.data(), stride, ranges};
     ops::AttentionParams params{c.heads, 1.0f / std::sqrt(static_cast<float>(c.shape.key_dim)),
                                 c.softcap, c.window, c.sinks ? sinks.data() : nullptr};
+    if (!bias.empty()) {
+      params.distance_bias = bias.data();
+      params.bias_reach = static_cast<int>(bias.size()) / c.heads / 2;
+    }
     if (!on_gpu) {
       std::vector<float> out(static_cast<size_t>(n * out_cols));
       cpu.attention({out.data(), n, out_cols, out_cols}, {q.data(), n, q_cols, q_cols}, host_view(),
@@ -107,7 +119,9 @@ struct AttentionProblem {
       return out;
     }
     DeviceFloats dq(gpu, q), ds(gpu, sinks), out(gpu, static_cast<size_t>(n * out_cols));
+    DeviceFloats db(gpu, bias);
     if (c.sinks) params.sinks = ds.data();
+    if (!bias.empty()) params.distance_bias = db.data();
     if (o == nullptr) {
       gpu.attention(out.matrix(n, out_cols), dq.matrix(n, q_cols), gpu_view(), batch, params);
       return out.get();
@@ -189,6 +203,9 @@ struct AttentionProblem {
   ops::Ops &gpu, &cpu;
   std::vector<int32_t> tables;
   std::vector<float> queries, sinks;
+  // nullptr, or the keys that a query at `position` attends to: then every part has all keys.
+  ops::KeyRange (*range)(int32_t context, int32_t position) = nullptr;
+  std::vector<float> bias;  // empty, or [heads, 2 reach + 1]: for parts that end their sequence
   Buffer host_cache, gpu_cache;
   int64_t stride = 0, tokens = 0;
   int32_t blocks = 0;
@@ -221,6 +238,77 @@ TEST_F(CudaAttention, IsNearTheReferenceAndKeepsItsBits) {
   }
 }
 
+constexpr ops::KeyRange (*kRanges[])(int32_t context, int32_t position) = {
+    [](int32_t context, int32_t) { return ops::KeyRange{0, context}; },
+    [](int32_t context, int32_t p) {
+      return ops::KeyRange{std::max(0, p - 100), std::min(context, p + 101)};
+    },
+    [](int32_t, int32_t p) { return ops::KeyRange{p / 256 * 256, p + 1}; },
+};
+
+TEST_F(CudaAttention, RangesAreNearTheReferenceAndKeepTheirBits) {
+  using ops::KvType;
+  const std::vector<cases::AttentionCase::Sequence> some = {{513, 1}, {700, 300}, {40, 40}, {9, 1}};
+  uint32_t seed = 5000;
+  for (const cases::AttentionCase& c : std::vector<cases::AttentionCase>{
+           {{KvType::kF16, 2, 64, 64, false}, 8, 0.0f, 0, false, some},
+           {{KvType::kBF16, 1, 128, 128, false}, 3, 0.0f, 0, false, some},
+           {{KvType::kF16, 1, 80, 80, false}, 4, 30.0f, 0, true, some},
+           {{KvType::kInt8, 2, 64, 64, false}, 2, 0.0f, 0, false, some},
+           {{KvType::kInt4, 2, 128, 128, false}, 4, 0.0f, 0, false, some},
+           {{KvType::kF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{513, 1}, {70, 1}}}}) {
+    for (const auto range : kRanges) {
+      AttentionProblem p(c, *gpu, *cpu, seed += 50);
+      p.range = range;
+      std::vector<AttentionProblem::Part> whole;
+      for (size_t s = 0; s < c.sequences.size(); ++s) {
+        whole.push_back({s, 0, c.sequences[s].queries});
+      }
+      const std::vector<float> want = p.attend(false, whole), got = p.attend(true, whole);
+      expect_near(got, want, tolerance(p.c.shape) * std::max(1.0f, largest(want)), c.name());
+      const auto row = static_cast<size_t>(c.heads * c.shape.value_dim);
+      size_t at = 0;
+      for (size_t s = 0; s < c.sequences.size(); ++s) {
+        for (int32_t q = 0; q < c.sequences[s].queries; ++q, at += row) {
+          if (q % 7 != 0) continue;
+          const std::vector<float> alone = p.attend(true, {{s, q, 1}});
+          ASSERT_EQ(std::memcmp(alone.data(), got.data() + at, row * sizeof(float)), 0)
+              << c.name() << ": query " << q << " of sequence " << s << " alone, ranges "
+              << std::distance(std::begin(kRanges), std::ranges::find(kRanges, range));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaAttention, BiasByDistance) {
+  using ops::KvType;
+  uint32_t seed = 7000;
+  for (const KvType type : {KvType::kF16, KvType::kBF16, KvType::kInt8}) {
+    const cases::AttentionCase c{{type, 2, 64, 64, false, true}, 4, 0.0f, 0, false,
+                                 {{600, 300}, {40, 40}, {9, 1}}};
+    for (const bool both_ways : {false, true}) {
+      AttentionProblem p(c, *gpu, *cpu, seed += 50);
+      p.bias = random_floats(static_cast<size_t>(c.heads * (2 * 90 + 1)), seed, 2.0f);
+      if (both_ways) p.range = kRanges[0];
+      std::vector<AttentionProblem::Part> whole;
+      for (size_t s = 0; s < c.sequences.size(); ++s) {
+        whole.push_back({s, 0, c.sequences[s].queries});
+      }
+      const std::vector<float> want = p.attend(false, whole), got = p.attend(true, whole);
+      expect_near(got, want, 2 * tolerance(p.c.shape) * std::max(1.0f, largest(want)), c.name());
+      const auto row = static_cast<size_t>(c.heads * c.shape.value_dim);
+      for (const int32_t q : {1, 100, 299}) {
+        const std::vector<float> end = p.attend(true, {{0, q, 300 - q}});
+        ASSERT_EQ(std::memcmp(end.data(), got.data() + static_cast<size_t>(q) * row,
+                              end.size() * sizeof(float)),
+                  0)
+            << c.name() << ": queries from " << q;
+      }
+    }
+  }
+}
+
 // A case whose sequences all have one query, or all have more, as the device describes it to the
 // table of kernels.
 cuda::AttentionProblem kernel_problem(const cases::AttentionCase& c) {
@@ -246,7 +334,8 @@ TEST_F(CudaAttention, EveryForcedRowHasTheSameBits) {
   std::vector<cases::AttentionCase> all = {
       {{KvType::kF16, 1, 96, 96, false}, 4, 0.0f, 0, false, {{300, 1}, {40, 1}}},
       {{KvType::kF16, 1, 96, 96, false}, 2, 0.0f, 0, false, {{300, 70}}}};
-  for (const KvType type : {KvType::kF16, KvType::kBF16, KvType::kFP8, KvType::kInt8}) {
+  for (const KvType type :
+       {KvType::kF16, KvType::kBF16, KvType::kFP8, KvType::kInt8, KvType::kInt4, KvType::kK8V4}) {
     for (const int dim : {64, 128, 256}) {
       all.push_back({{type, 2, dim, dim, false}, 8, 0.0f, 0, false, {{513, 1}, {40, 1}}});
       all.push_back({{type, 1, dim, dim, false}, 16, 30.0f, 200, true, {{700, 1}}});
@@ -291,6 +380,9 @@ TEST_F(CudaAttention, ManySequencesKeepTheBitsOfEach) {
                                                  {KvType::kFP8, 128, 8, 700},
                                                  {KvType::kFP8, 64, 80, 0},
                                                  {KvType::kInt8, 128, 32, 0},
+                                                 {KvType::kInt4, 128, 32, 0},
+                                                 {KvType::kInt4, 64, 80, 700},
+                                                 {KvType::kK8V4, 64, 16, 0},
                                                  {KvType::kFP8, 256, 16, 0}}) {
     cases::AttentionCase c = {{type, 8, dim, dim, false}, heads, 0.0f, window, false, {}};
     std::vector<AttentionProblem::Part> whole;
@@ -350,6 +442,8 @@ TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
       {{KvType::kInt8, 1, 128, 128, false}, 16, 0.0f, 0, true, {{1100, 40}, {520, 9}}},
       {{KvType::kInt8, 1, 256, 256, false}, 4, 0.0f, 0, false, {{400, 130}}},
       {{KvType::kInt8, 1, 80, 80, false}, 2, 0.0f, 600, false, {{1300, 70}}},
+      {{KvType::kInt4, 2, 128, 128, false}, 8, 0.0f, 0, false, {{1000, 500}, {129, 129}}},
+      {{KvType::kK8V4, 1, 64, 64, false}, 4, 30.0f, 300, true, {{641, 300}, {383, 200}}},
   };
   uint32_t seed = 9000;
   for (const cases::AttentionCase& c : all) {
@@ -500,6 +594,8 @@ TEST_F(CudaAttention, EndsInWhatProductsRead) {
       {{KvType::kBF16, 2, 128, 128, false}, 8, 0.0f, 0, true, {{400, 1}, {641, 300}, {255, 17}}},
       {{KvType::kInt8, 2, 128, 128, false}, 8, 0.0f, 0, true, {{400, 1}, {641, 300}, {255, 17}}},
       {{KvType::kInt8, 1, 256, 256, false}, 16, 0.0f, 0, true, {{200, 1}, {700, 1}}},
+      {{KvType::kInt4, 2, 128, 128, false}, 8, 0.0f, 0, true, {{400, 1}, {641, 300}, {255, 17}}},
+      {{KvType::kK8V4, 2, 64, 64, false}, 8, 0.0f, 0, false, {{200, 1}, {700, 1}}},
   };
   uint32_t seed = 12000;
   for (const cases::AttentionCase& c : all) {

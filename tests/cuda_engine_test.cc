@@ -79,6 +79,7 @@ class CudaEngine : public ::testing::TestWithParam<const char*> {
     EngineOptions o;
     const std::string model = param.substr(0, plus);
     o.model = golden(model == "int8" ? "../golden-int8/llama" : model);
+    if (model.starts_with("seeded/")) o.model = std::string(FRESHET_UNPACKED_DATA) + "/" + model;
     if (plus != param.npos) o.kv_cache_dtype = param.substr(plus + 1);
     return load_engine(o, step_tokens);
   }
@@ -101,9 +102,14 @@ TEST_P(CudaEngine, TheBatchChangesNoBit) {
 INSTANTIATE_TEST_SUITE_P(Models, CudaEngine,
                          ::testing::Values("llama", "gemma2", "gpt-oss", "deepseek-v3", "opt",
                                            "qwen3+fp8", "gpt-oss+fp8", "qwen3+bf16", "qwen3+int8",
-                                           "gpt-oss+int8", "int8"),
+                                           "gpt-oss+int8", "int8", "llama+int4", "qwen3+k8v4",
+                                           "gemma2+int4", "seeded/lfm2", "seeded/mamba",
+                                           "seeded/mamba2", "seeded/jamba", "seeded/falcon-h1",
+                                           "seeded/granitemoehybrid", "seeded/qwen3-next+int4",
+                                           "seeded/minimax", "seeded/llama4-text"),
                          [](const auto& i) {
                            std::string name = i.param;
+                           std::ranges::replace(name, '/', '_');
                            std::ranges::replace(name, '-', '_');
                            std::ranges::replace(name, '+', '_');
                            return name;

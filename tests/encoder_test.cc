@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "backend/cuda/backend.h"
 #include "freshet/engine.h"
 #include "layers/model.h"
 #include "layers/pooled_head.h"
@@ -106,14 +107,31 @@ void expect_near(const Floats& got, const Floats& want, float allowed, const std
     ASSERT_NEAR(got[i], want[i], allowed) << what << ", number " << i;
 }
 
+// "bert", or "bert@cuda" on a GPU, if there is one.
 class SeededEncoder : public ::testing::TestWithParam<const char*> {
  protected:
+  void SetUp() override {
+    if (device().empty()) return;
+    const auto opened = cuda::open(std::string("auto"));
+    ASSERT_TRUE(opened.ok()) << opened.status().message();
+    if (*opened == nullptr) GTEST_SKIP() << "no GPU here";
+  }
+  static std::string model() {
+    const std::string param = GetParam();
+    return param.substr(0, param.find('@'));
+  }
+  static std::string device() {
+    const std::string param = GetParam();
+    const size_t at = param.find('@');
+    return at == param.npos ? "" : param.substr(at + 1);
+  }
   void expect_outputs(bool reference, float tolerance) {
     EngineOptions o;
     o.reference = reference;
-    const auto engine = load(GetParam(), o);
+    if (!device().empty()) o.device = device();
+    const auto engine = load(model(), o);
     ASSERT_NE(engine, nullptr);
-    for (const EncoderCase& c : cases_of(GetParam())) {
+    for (const EncoderCase& c : cases_of(model())) {
       if (!c.score.empty()) {
         expect_near(vector_of(*engine, c.ids, c.types, Pooling::kClassify), c.score,
                     tolerance * std::max(1.0f, most(c.score)), "score");
@@ -140,11 +158,12 @@ class SeededEncoder : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(SeededEncoder, ReferencePathMatchesTransformers) {
+  if (!device().empty()) GTEST_SKIP() << "the reference runs on the host";
   expect_outputs(true, 2e-4f);
 }
 
 TEST_P(SeededEncoder, FastPathIsNearTransformers) {
-  expect_outputs(false, 1e-2f);
+  expect_outputs(false, device().empty() ? 1e-2f : 2e-2f);
 }
 
 // Texts of all lengths, in steps that hold a few of them each.
@@ -152,7 +171,8 @@ TEST_P(SeededEncoder, TheBatchChangesNoBit) {
   EngineOptions o;
   o.max_model_len = 100;
   o.max_num_batched_tokens = 128;
-  const auto engine = load(GetParam(), o);
+  if (!device().empty()) o.device = device();
+  const auto engine = load(model(), o);
   ASSERT_NE(engine, nullptr);
   const bool scores = engine->heads().classifier.has_value();
   const Pooling poolings[] = {Pooling::kMean, Pooling::kFirst, Pooling::kLast,
@@ -192,7 +212,7 @@ TEST_P(SeededEncoder, TheBatchChangesNoBit) {
 
 std::string test_name(const ::testing::TestParamInfo<const char*>& info) {
   std::string name = info.param;
-  for (char& c : name) c = c == '-' ? '_' : c;
+  for (char& c : name) c = c == '-' || c == '@' ? '_' : c;
   return name;
 }
 
@@ -200,6 +220,12 @@ INSTANTIATE_TEST_SUITE_P(Models, SeededEncoder,
                          ::testing::Values("bert", "roberta", "xlm-roberta", "nomic-bert",
                                            "modernbert", "gte", "bert-rerank", "xlm-roberta-rerank",
                                            "modernbert-rerank", "gte-rerank"),
+                         test_name);
+
+INSTANTIATE_TEST_SUITE_P(Cuda, SeededEncoder,
+                         ::testing::Values("bert@cuda", "roberta@cuda", "nomic-bert@cuda",
+                                           "modernbert@cuda", "gte@cuda", "bert-rerank@cuda",
+                                           "modernbert-rerank@cuda"),
                          test_name);
 
 // Decoders with a head that gives scores run in chunks and share prefixes, as all decoders do.

@@ -44,6 +44,7 @@ class FakePlugin {
   static MoeApi moe();
   static AttentionApi attention();
   static SamplingApi sampling();
+  static StateApi states();
 
   static constexpr size_t kBytes = size_t{64} << 30;
   static inline uint8_t* const kBase = reinterpret_cast<uint8_t*>(uintptr_t{0x100000000000});
@@ -98,6 +99,11 @@ class FakePlugin {
   static std::string text(const CacheArgs& c) {
     return fmt::format("cache({},{},{},{},{})", at(c.data), c.kv_heads, c.key_dim, c.value_dim,
                        c.shared);
+  }
+  static std::string text(const StateArgs& s) {
+    return fmt::format("states({},{},{},{},{},{},{},{},{})", at(s.data), s.slot_bytes,
+                       at(s.query_start), at(s.context_len), at(s.slots), s.slot_stride,
+                       at(s.saves), s.sequences, s.tokens);
   }
   static std::string text(const HeadsArgs& h) {
     std::string all = fmt::format("heads tokens{} cs{} ", h.tokens, at(h.cos_sin));
@@ -237,6 +243,12 @@ inline RowApi FakePlugin::rows() {
   a.sigmoid_gate = [](Context*, const Rows* x, const Rows* gate) {
     return say("sigmoid_gate {} {}", text(*x), text(*gate));
   };
+  a.sigmoid_product = [](Context*, const Rows* x, const Rows* gate) {
+    return say("sigmoid_product {} {}", text(*x), text(*gate));
+  };
+  a.xielu = [](Context*, const Rows* x, float, float, float, float) {
+    return say("xielu {}", text(*x));
+  };
   return a;
 }
 
@@ -294,19 +306,46 @@ inline MoeApi FakePlugin::moe() {
 inline AttentionApi FakePlugin::attention() {
   AttentionApi a{};
   a.rope_table = [](Context*, float* cos_sin, const int32_t*, const float*, int64_t tokens,
-                    int64_t half,
+                    int64_t half, float, float,
                     float) { return say("rope_table {} {} {}", at(cos_sin), tokens, half); };
   a.heads = [](Context*, const HeadsArgs* h) { return say("{}", text(*h)); };
   a.partial_bytes = [](Context*, int sequences, int heads, int value_dim, int64_t) {
     return int64_t{sequences} * heads * value_dim * 16;
   };
   a.attention = [](Context*, const AttentionArgs* t) {
+    if (t->ranges != nullptr || t->distance_bias != nullptr) {
+      say("ranges {} bias {}", at(t->ranges), at(t->distance_bias));
+    }
     return say(
         "attention {}:{} q{}:{} {} {} sinks{} {} {} {} {} {} {} single{} partial{} {} only{} {}",
         at(t->out), t->out_stride, at(t->q), t->q_stride, text(t->cache), text(t->batch),
         at(t->sinks), t->scale, t->softcap, t->heads, t->window, t->max_context, t->max_queries,
         t->single, at(t->partial), text(t->act), t->only_act,
         t->before != nullptr ? "before " + text(*t->before) : "");
+  };
+  a.rotate_heads = [](Context*, const Rows* out, const Rows* x, int heads, int dim) {
+    return say("rotate_heads {} {} {}x{}", text(*out), text(*x), heads, dim);
+  };
+  return a;
+}
+
+inline StateApi FakePlugin::states() {
+  StateApi a{};
+  a.causal_conv = [](Context*, const CausalConvArgs* c) {
+    return say("causal_conv {} {} {} {} {}", text(c->x), text(c->out), at(c->weight), at(c->bias),
+               text(c->state));
+  };
+  a.selective_scan = [](Context*, const SelectiveScanArgs* s) {
+    return say("selective_scan {} {} {} {} {} {}", text(s->x), text(s->dt), text(s->out),
+               text(s->b), text(s->c), text(s->state));
+  };
+  a.linear_scan = [](Context*, const LinearScanArgs* s) {
+    return say("linear_scan {} {} {} {} {} {}x{} {} {} {}", text(s->x), text(s->out), text(s->b),
+               text(s->c), text(s->dt), s->heads, s->head_dim, s->groups, s->n, text(s->state));
+  };
+  a.delta_scan = [](Context*, const DeltaScanArgs* s) {
+    return say("delta_scan {} {} {} {} {} {} {}", text(s->q), text(s->k), text(s->v), text(s->out),
+               text(s->b), text(s->alpha), text(s->state));
   };
   return a;
 }
@@ -355,6 +394,7 @@ inline const Api& FakePlugin::api() {
     a.moe = moe();
     a.attention = attention();
     a.sampling = sampling();
+    a.states = states();
     return a;
   }();
   return made;

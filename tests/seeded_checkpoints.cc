@@ -36,13 +36,14 @@ uint64_t hash_of(const std::string& name) {
   return h;
 }
 
-void write_checkpoint(const fs::path& from, const fs::path& to) {
+// exact: the same numbers in F32, which a GPU multiplies in F32.
+void write_checkpoint(const fs::path& from, const fs::path& to, bool exact) {
   std::stringstream text;
   text << std::ifstream(from / "weights.json").rdbuf();
   const Result<json::Value> tensors = json::parse(text.str());
   FRESHET_CHECK(tensors.ok(), "{}: {}", from.string(), tensors.status().message());
   json::Object header;
-  std::vector<uint16_t> data;
+  std::string data;
   for (const auto& [name, described] : tensors->as_object()) {
     const json::Array& parts = described.as_array();
     int64_t numbers = 1;
@@ -52,12 +53,18 @@ void write_checkpoint(const fs::path& from, const fs::path& to) {
     for (int64_t i = 0; i < numbers; ++i) {
       const uint64_t bits = mixed(hash_of(name) + static_cast<uint64_t>(i)) >> 40;
       const double u = static_cast<double>(bits) / 8388608.0 - 1.0;
-      data.push_back(f32_to_bf16(static_cast<float>(offset + scale * u)));
+      const uint16_t number = f32_to_bf16(static_cast<float>(offset + scale * u));
+      const float same = bf16_to_f32(number);
+      if (exact) {
+        data.append(reinterpret_cast<const char*>(&same), sizeof same);
+      } else {
+        data.append(reinterpret_cast<const char*>(&number), sizeof number);
+      }
     }
     json::Object entry;
-    entry["dtype"] = "BF16";
+    entry["dtype"] = exact ? "F32" : "BF16";
     entry["shape"] = parts[0];
-    entry["data_offsets"] = json::Array{2 * start, 2 * data.size()};
+    entry["data_offsets"] = json::Array{start, data.size()};
     header[name] = std::move(entry);
   }
   std::string written = json::write(header);
@@ -71,8 +78,7 @@ void write_checkpoint(const fs::path& from, const fs::path& to) {
   std::ofstream out(to / "model.safetensors", std::ios::binary);
   out.write(reinterpret_cast<const char*>(&length), sizeof length);
   out.write(written.data(), static_cast<std::streamsize>(written.size()));
-  out.write(reinterpret_cast<const char*>(data.data()),
-            static_cast<std::streamsize>(data.size() * sizeof data[0]));
+  out.write(data.data(), static_cast<std::streamsize>(data.size()));
   out.close();
   FRESHET_CHECK(out.good(), "cannot write {}", to.string());
 }
@@ -83,11 +89,14 @@ void write_checkpoint(const fs::path& from, const fs::path& to) {
 int main(int argc, char** argv) {
   FRESHET_CHECK(argc == 3, "usage: seeded_checkpoints FROM TO");
   namespace fs = std::filesystem;
-  fs::remove_all(argv[2]);
-  fs::create_directories(argv[2]);
-  for (const auto& entry : fs::directory_iterator(argv[1])) {
-    if (!entry.is_directory()) continue;
-    freshet::write_checkpoint(entry.path(), fs::path(argv[2]) / entry.path().filename());
+  const fs::path exact = std::string(argv[2]) + "-f32";
+  for (const fs::path& to : {fs::path(argv[2]), exact}) {
+    fs::remove_all(to);
+    fs::create_directories(to);
+    for (const auto& entry : fs::directory_iterator(argv[1])) {
+      if (!entry.is_directory()) continue;
+      freshet::write_checkpoint(entry.path(), to / entry.path().filename(), to == exact);
+    }
   }
   return 0;
 }

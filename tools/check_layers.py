@@ -17,7 +17,7 @@ from pathlib import Path
 # Highest first: a room may include those before it. "freshet" is include/freshet.
 ORDER = ["base", "freshet", "tensor", "quant", "comm", "ops", "backend/cpu", "backend/cuda", "loader",
          "tokenizer", "grammar", "media", "kv_cache", "layers", "models", "runtime", "sampling", "speculative", "lora",
-         "scheduler", "engine", "quantizer", "eval", "server", "http", "hub", "bench_client", "cli"]
+         "scheduler", "engine", "speech", "quantizer", "eval", "server", "http", "hub", "bench_client", "cli"]
 ONLY = {"scheduler": {"base", "freshet", "kv_cache", "scheduler"}, "freshet": {"base", "freshet"}}
 TENSORS = re.compile(r"kv_cache/kv_storage\.h$")
 DEFINES_ARCHITECTURE = re.compile(r"^Architecture \w+\(\) \{", re.M)

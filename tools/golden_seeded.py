@@ -8,6 +8,8 @@ and outputs, as golden_models.py makes them). OUT/<name>/ gets config.json, weig
 tensor: shape, scale and offset, from the spread and the mean of the source's; the formula is that
 of tests/seeded_checkpoints.cc) and golden.safetensors: transformers' outputs for the new weights,
 in F32, for two of the source's inputs. Vocabularies shrink to N (96), to keep the outputs small.
+Sources with a preprocessor_config.json read pictures: golden.safetensors gets image_i_k and not
+pixel_values_i, which Pillow's form of the image processor makes.
 """
 import json
 import os
@@ -41,7 +43,18 @@ def seeded(name, shape, scale, offset):
 
 
 def shrink(shape):
-    return [VOCAB if n == SOURCE_VOCAB else n for n in shape]
+    # Llama 3.2 Vision embeds eight ids behind its vocabulary.
+    sizes = {SOURCE_VOCAB: VOCAB, SOURCE_VOCAB + 8: VOCAB + 8}
+    return [sizes.get(n, n) for n in shape]
+
+
+def shrink_special(token):
+    """Ids around pictures keep their distance to the end of the vocabulary."""
+    return token - SOURCE_VOCAB + VOCAB
+
+
+SPECIAL = ("image_token_id", "image_token_index", "video_token_id", "boi_token_index",
+           "eoi_token_index", "vision_start_token_id", "vision_end_token_id")
 
 
 def describe(tensors):
@@ -59,8 +72,12 @@ def describe(tensors):
 def write_config(source, to):
     config = json.loads((source / "config.json").read_text())
     for part in (config, config.get("text_config", {})):
-        if part.get("vocab_size") == SOURCE_VOCAB:
-            part["vocab_size"] = VOCAB
+        for key in ("vocab_size", "decoder_vocab_size"):
+            if part.get(key) == SOURCE_VOCAB:
+                part[key] = VOCAB
+    for key in SPECIAL:
+        if key in config:
+            config[key] = shrink_special(config[key])
     for key in ("dtype", "transformers_version", "use_cache"):
         config.pop(key, None)
     (to / "config.json").write_text(json.dumps(config, indent=1) + "\n")
@@ -114,6 +131,62 @@ def inputs(source):
                 return  # they are large
 
 
+def picture_inputs(source, config):
+    """As inputs(), of a model that reads pictures: text alone, and the last short case with some.
+    Also the pictures themselves, by name."""
+    from PIL import Image
+
+    golden = load_file(source / "golden.safetensors")
+    settings = json.loads((source / "preprocessor_config.json").read_text())
+    processor = getattr(transformers, settings["image_processor_type"] + "Pil").from_dict(settings)
+    nested = config["model_type"] in ("mllama", "idefics3", "smolvlm")
+    special = {golden_id for golden_id in range(SOURCE_VOCAB - 4, SOURCE_VOCAB + 1)}
+    last = max(i for i in range(1, 4) if len(golden[f"ids_{i}"]) < 64)
+    for i in (0, last):
+        ids = [shrink_special(t) if t in special else 3 + t % (VOCAB - 8)
+               for t in golden[f"ids_{i}"].tolist()]
+        x, images = {"input_ids": torch.tensor([ids])}, {}
+        while f"image_{i}_{len(images)}" in golden:
+            images[f"image_#_{len(images)}"] = golden[f"image_{i}_{len(images)}"]
+        if images:
+            pictures = [Image.fromarray(p.numpy()) for p in images.values()]
+            made = processor(images=[pictures] if nested else pictures, return_tensors="pt")
+            for name in ("pixel_values", "image_grid_thw", "aspect_ratio_ids", "aspect_ratio_mask",
+                         "pixel_attention_mask"):
+                if name in made:
+                    x[name] = made[name]
+            if f"cross_attention_mask_{i}" in golden:
+                x["cross_attention_mask"] = golden[f"cross_attention_mask_{i}"][None]
+        yield x, images
+
+
+def picture_logits(model, x, ids, config):
+    x = {**x, "input_ids": ids}
+    is_image = ids == config.get("image_token_id", config.get("image_token_index"))
+    if config["model_type"] == "gemma3":
+        x["token_type_ids"] = is_image.long()
+    if config["model_type"].startswith("qwen"):
+        x["mm_token_type_ids"] = is_image.int()
+    if "cross_attention_mask" in x:
+        mask = x["cross_attention_mask"]
+        more = ids.shape[1] - mask.shape[1]
+        x["cross_attention_mask"] = torch.cat([mask, mask[:, -1:].expand(-1, more, -1, -1)], 1)
+    return model(**x, use_cache=False).logits[0].float()
+
+
+def picture_cases(model, source, config):
+    for x, images in picture_inputs(source, config):
+        ids = x["input_ids"]
+        case = {**images, "ids_#": ids[0], "logits_#": picture_logits(model, x, ids, config)}
+        start = ids.shape[1]
+        for _ in range(GREEDY):
+            best = picture_logits(model, x, ids, config)[-1:].argmax(-1, keepdim=True)
+            if best >= VOCAB - 4:
+                break  # an image token by chance
+            ids = torch.cat([ids, best], 1)
+        yield {**case, "greedy_#": ids[0, start:]}
+
+
 def make(source, to):
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
@@ -128,7 +201,9 @@ def make(source, to):
         save_file({n: seeded(n, *d) for n, d in described.items()},
                   os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
         model, report = cls.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+            folder, dtype=torch.float32, output_loading_info=True,
+            # Falcon's eager path adds ALiBi twice.
+            attn_implementation="sdpa" if config.get("alibi") else "eager")
     # MiniMax makes tables of decays from its configuration.
     missing = {k for k in report["missing_keys"] if not k.endswith(("_decay", "slope_rate"))}
     unread = missing or report["unexpected_keys"]
@@ -136,10 +211,21 @@ def make(source, to):
     model.eval()
     golden = {}
     names = {"input_ids": "ids", "decoder_input_ids": "decoder_ids"}
+    if (source / "preprocessor_config.json").exists() and "vision_config" in config:
+        shutil.copy(source / "preprocessor_config.json", to)
+        os.chmod(to / "preprocessor_config.json", 0o644)
+        for i, case in enumerate(picture_cases(model, source, config)):
+            golden.update({n.replace("#", str(i)): v.clone() for n, v in case.items()})
+        assert all(v.isfinite().all() for v in golden.values() if v.is_floating_point())
+        return write_golden(golden, described, to)
     for i, case in enumerate(inputs(source)):
         for name, value in {**case, **outputs(model, case)}.items():
             assert not value.is_floating_point() or value.isfinite().all(), name
             golden[f"{names.get(name, name)}_{i}"] = value.contiguous()
+    write_golden(golden, described, to)
+
+
+def write_golden(golden, described, to):
     assert golden, "the source has no inputs that fit"
     save_file(golden, to / "golden.safetensors")
     os.chmod(to / "golden.safetensors", 0o644)

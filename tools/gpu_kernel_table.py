@@ -19,7 +19,7 @@ ROW = re.compile(r'\{"(\w+)",\s*(\d+),\s*([^"]+?),\s*([^,"]+),\s*([^,"]+),\s*"([
 MASK = re.compile(r"constexpr uint64_t (k\w+) =\s*([^;]+);")
 NUMBERS = {"kRowWarps": 8, "kMaxRouterTokens": 512}
 NAMES = {"kExactF32": "F32 that BF16 holds", "kInt4G128": "INT4 groups of 128",
-         "kInt4G32": "INT4 groups of 32", "kInt8": "INT8", "kE4M3": "FP8"}
+         "kInt4G32": "INT4 groups of 32", "kInt8": "INT8", "kInt4": "INT4", "kE4M3": "FP8"}
 
 
 def masks(text, known):

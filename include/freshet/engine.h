@@ -22,6 +22,10 @@ namespace freshet {
 
 class Model;
 struct PooledHeads;
+struct PictureReading;
+namespace media {
+struct ImageInput;
+}
 namespace tokenizer {
 class Tokenizer;
 }
@@ -38,6 +42,15 @@ enum class Acceptance {
   kBlock,      // block verification (arXiv:2403.10444): the same, and more drafts are accepted
   kTypical,    // typical acceptance (arXiv:2401.10774): lossy
   kSynthetic,  // a given share of the drafts, for measurements: the text is meaningless
+};
+
+// Forbids tokens: a model's own rules about what may follow what, as Whisper's about timestamps.
+class TokenRules {
+ public:
+  virtual ~TokenRules() = default;
+  // Sets the logits of forbidden tokens to minus infinity, before all else. `output`: the sample's
+  // tokens so far. Called once for each token, from one thread at a time for each sample.
+  virtual void apply(const std::vector<int32_t>& output, float* logits, int64_t vocab) = 0;
 };
 
 // How the next token is chosen. The defaults are vLLM's. Order: penalties, logit bias, temperature,
@@ -76,6 +89,8 @@ struct SamplingParams {
   bool in_thought = false;
   // Absent: the engine's rule. May be given only if the engine has a drafter; never kSynthetic.
   std::optional<Acceptance> rejection_sample_method;
+  // Shared by the samples of a request. Not allowed with beam search.
+  std::shared_ptr<TokenRules> rules;
 };
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };
@@ -157,6 +172,9 @@ struct Request {
   std::function<void(const Usage&)> on_done;   // last call
   std::function<void(const std::vector<std::vector<TokenLogprob>>&)> on_prompt_logprobs;
   std::function<void(const std::vector<float>&)> on_embedding;
+  // Pictures, made ready for the model's vision tower (src/media/image_input.h). Their rows stand
+  // where the prompt has image tokens, in order.
+  std::vector<std::shared_ptr<const media::ImageInput>> pictures;
 };
 
 // Why a request is refused: the field of Request or SamplingParams, and the reason.
@@ -224,6 +242,8 @@ struct EngineOptions {
   std::string speculative_config;
   // Fills in the rejections of EngineStats::Speculation. Costs a pass over each draft's logits.
   bool count_rejections = false;
+  // Host memory for what the vision tower made of pictures, so that they are not computed again.
+  size_t picture_cache_bytes = size_t{512} << 20;
   std::function<void(const std::string& stage, double fraction)> on_progress;
 };
 
@@ -306,6 +326,14 @@ struct EngineStats {
     int64_t disk_bytes = 0, disk_blocks = 0;
   };
   Tiers tiers;
+  // Pictures that a step needed: computed by the vision tower, or found in its cache.
+  struct Pictures {
+    int64_t computed = 0;
+    int64_t cached = 0;
+    double seconds = 0.0;     // that the tower took
+    int64_t cache_bytes = 0;  // that the cache holds now
+  };
+  Pictures pictures;
 };
 
 // The layout of the KV cache.
@@ -350,6 +378,11 @@ class Engine {
   bool has_tokenizer() const;
   const Model& model() const;
   const PooledHeads& heads() const;  // what the model gives besides text
+  // How the model takes pictures (src/engine/picture_text.h); nullptr: it reads text only.
+  const PictureReading* pictures() const;
+  const std::string& model_path() const;  // EngineOptions::model
+  // Encoder-decoders: what the decoder begins with if a request does not say so.
+  const std::vector<int32_t>& decoder_start() const;
   int max_model_len() const;
   int max_drafts() const;  // most drafted tokens of a sequence in a step; 0: no speculation
   CacheInfo cache_info() const;

@@ -1,4 +1,6 @@
 #include <cstring>
+#include <limits>
+#include <utility>
 
 #include "base/json.h"
 #include "base/mapped_file.h"
@@ -9,7 +11,8 @@ namespace {
 
 class Parser {
  public:
-  Parser(std::string_view text, const ParseLimits& limits) : text_(text), limits_(limits) {}
+  Parser(std::string_view text, const ParseLimits& limits, bool python = false)
+      : text_(text), limits_(limits), python_(python) {}
 
   Result<Value> run() {
     Value root;
@@ -95,8 +98,23 @@ class Parser {
       case 'n':
         return word("null", out, nullptr);
       default:
-        return number(out);
+        return (python_ && python_number(out)) || number(out);
     }
+  }
+
+  // What Python's json writes, and JSON does not have. "Infinity" in time_step_limit of Mamba-2.
+  bool python_number(Value& out) {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
+    for (const auto& [name, value] : {std::pair<std::string_view, double>{"Infinity", kInfinity},
+                                      {"-Infinity", -kInfinity},
+                                      {"NaN", kNoNumber}}) {
+      if (text_.substr(at_, name.size()) != name) continue;
+      at_ += name.size();
+      out = Value(value);
+      return true;
+    }
+    return false;
   }
 
   bool open(Value& out, Value container) {
@@ -236,6 +254,7 @@ class Parser {
 
   std::string_view text_;
   const ParseLimits& limits_;
+  const bool python_;  // Infinity and NaN are numbers
   size_t at_ = 0;
   std::string key_;
   Status error_;
@@ -250,7 +269,8 @@ Result<Value> parse(std::string_view text, const ParseLimits& limits) {
 Result<Value> parse_file(const std::string& path, const ParseLimits& limits) {
   FRESHET_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
   const auto bytes = file.bytes();
-  auto result = parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, limits);
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  auto result = Parser(text, limits, true).run();
   if (!result.ok()) return result.status().with_context(path);
   return result;
 }

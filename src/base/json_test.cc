@@ -386,6 +386,19 @@ TEST(JsonValue, ForgivingLookups) {
   EXPECT_EQ(Value(1).find("i"), nullptr);
 }
 
+TEST(JsonFile, HasPythonsInfinityAndNaN) {
+  const std::string path = ::testing::TempDir() + "/python.json";
+  std::ofstream(path) << R"({"a": [0.0, Infinity], "b": -Infinity, "c": NaN})";
+  const Result<Value> v = parse_file(path);
+  ASSERT_TRUE(v.ok()) << v.status().message();
+  EXPECT_TRUE(v->find("a")->as_array()[1].is_number());
+  EXPECT_EQ(v->find("a")->as_array()[1].as_double(), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(v->find("b")->as_double(), -std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(std::isnan(v->find("c")->as_double()));
+  EXPECT_FALSE(parse("[Infinity]").ok());  // JSON has none
+  EXPECT_FALSE(parse("[NaN]").ok());
+}
+
 const Value& golden() {
   static const Value value =
       parse_file(FRESHET_SOURCE_DIR "/tests/data/base/json_python.json").value();

@@ -127,6 +127,8 @@ void add_details(const BenchRun& run, json::Object& o) {
   o["errors"] = std::move(errors);
 }
 
+}  // namespace
+
 void add_spec_decode(const SpecDecode& s, json::Object& o) {
   if (s.draft_tokens <= 0.0 || s.drafts <= 0.0) return;
   o["spec_decode_acceptance_rate"] = 100.0 * s.accepted_tokens / s.draft_tokens;
@@ -139,7 +141,19 @@ void add_spec_decode(const SpecDecode& s, json::Object& o) {
   o["spec_decode_per_position_acceptance_rates"] = std::move(rates);
 }
 
-}  // namespace
+std::optional<SpecDecode> spec_decode_of(const Usage::Speculation& drafting) {
+  if (drafting.steps == 0) return std::nullopt;
+  SpecDecode s;
+  s.drafts = drafting.steps;
+  s.draft_tokens = drafting.drafted_tokens;
+  s.accepted_tokens = drafting.accepted_tokens;
+  int left = 0;  // steps that accepted more than i drafts
+  for (size_t i = drafting.accepted.size(); i-- > 1;) {
+    left += drafting.accepted[i];
+    s.accepted_at[static_cast<int>(i) - 1] = left;
+  }
+  return s;
+}
 
 Result<Goodput> parse_goodput(const std::vector<std::string>& pairs) {
   Goodput goodput;

@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "bench_client/answer_reader.h"
 #include "bench_client/stats.h"
+#include "freshet/engine.h"
 
 namespace freshet::bench_client {
 
@@ -42,6 +43,10 @@ struct SpecDecode {  // speculative decoding of the server, over the run
 // Reads the counters from a Prometheus text; nullopt if there are none.
 std::optional<SpecDecode> parse_spec_decode(std::string_view metrics);
 SpecDecode difference(const SpecDecode& after, const SpecDecode& before);
+// Of requests of an engine in this process; nullopt: none drafted.
+std::optional<SpecDecode> spec_decode_of(const Usage::Speculation& drafting);
+// vLLM's keys: spec_decode_acceptance_rate (in percent), _acceptance_length and others.
+void add_spec_decode(const SpecDecode& s, json::Object& o);
 
 struct BenchRun {
   std::vector<Outcome> outcomes;

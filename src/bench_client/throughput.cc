@@ -16,6 +16,7 @@ struct Progress {
   size_t done = 0;
   int64_t prompt_tokens = 0;
   int64_t output_tokens = 0;
+  Usage::Speculation drafting;
   Status error;
 };
 
@@ -36,6 +37,7 @@ Request make_request(const Sample& sample, Ids prompt, const ThroughputOptions& 
     ++progress->done;
     progress->prompt_tokens += usage.prompt_tokens;
     progress->output_tokens += usage.completion_tokens;
+    progress->drafting.add(usage.speculation);
     progress->changed.notify_one();
   };
   return request;
@@ -109,17 +111,24 @@ Result<ThroughputResult> bench_throughput(Engine& engine, const ThroughputOption
   result.requests = static_cast<int>(total);
   result.prompt_tokens = progress->prompt_tokens;
   result.output_tokens = progress->output_tokens;
+  result.spec_decode = spec_decode_of(progress->drafting);
   return result;
 }
 
 std::string throughput_text(const ThroughputResult& r) {
   const double seconds = std::max(r.elapsed, 1e-9);
-  return fmt::format(
+  std::string text = fmt::format(
       "Throughput: {:.2f} requests/s, {:.2f} total tokens/s, {:.2f} output tokens/s\n"
       "Total num prompt tokens:  {}\n"
       "Total num output tokens:  {}\n",
       r.requests / seconds, static_cast<double>(r.prompt_tokens + r.output_tokens) / seconds,
       static_cast<double>(r.output_tokens) / seconds, r.prompt_tokens, r.output_tokens);
+  if (const auto& s = r.spec_decode; s && s->draft_tokens > 0.0) {
+    text += fmt::format("Speculation: {:.2f} tokens per step with drafts, {:.1f} % accepted\n",
+                        1.0 + s->accepted_tokens / s->drafts,
+                        100.0 * s->accepted_tokens / s->draft_tokens);
+  }
+  return text;
 }
 
 json::Object throughput_json(const ThroughputResult& r) {
@@ -132,6 +141,7 @@ json::Object throughput_json(const ThroughputResult& r) {
   o["requests_per_second"] = r.requests / seconds;
   o["tokens_per_second"] = tokens / seconds;
   o["output_tokens_per_second"] = static_cast<double>(r.output_tokens) / seconds;
+  if (r.spec_decode) add_spec_decode(*r.spec_decode, o);
   return o;
 }
 

@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "bench_client/dataset.h"
+#include "bench_client/report.h"
 #include "freshet/engine.h"
 #include "tokenizer/tokenizer.h"
 
@@ -40,14 +41,16 @@ struct ThroughputResult {
   int requests = 0;
   int64_t prompt_tokens = 0;
   int64_t output_tokens = 0;
+  std::optional<SpecDecode> spec_decode;  // if there were drafts
 };
 
 Result<ThroughputResult> bench_throughput(Engine& engine, const ThroughputOptions& options);
 
-// The three lines that vLLM prints.
+// The three lines that vLLM prints; with drafts, a fourth.
 std::string throughput_text(const ThroughputResult& result);
 // vLLM's keys: elapsed_time, num_requests, total_num_tokens, requests_per_second,
-// tokens_per_second; plus output_tokens_per_second.
+// tokens_per_second; plus output_tokens_per_second, and with drafts those of
+// add_spec_decode().
 json::Object throughput_json(const ThroughputResult& result);
 
 }  // namespace freshet::bench_client

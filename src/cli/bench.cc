@@ -5,14 +5,19 @@
 #include <chrono>
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/cpu_topology.h"
 #include "base/json.h"
 #include "base/units.h"
+#include "bench_client/report.h"
 #include "cli/command.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
+#include "eval/bench_engine.h"
 #include "eval/ceilings.h"
 #include "eval/session.h"
 
@@ -69,6 +74,7 @@ struct Row {
   int batch = 0;
   eval::BenchResult result;
   eval::Ceilings ceilings;
+  std::optional<bench_client::SpecDecode> drafting;  // with --speculative-config
 };
 
 Result<std::vector<eval::BenchTest>> tests_of(const Options& o) {
@@ -122,8 +128,9 @@ struct Columns {
 
 class Report {
  public:
-  Report(std::string format, const Columns& columns, Output& out)
-      : format_(std::move(format)), columns_(columns), out_(out) {}
+  // drafts: rows tell about speculation instead of the machine's limits.
+  Report(std::string format, const Columns& columns, bool drafts, Output& out)
+      : format_(std::move(format)), columns_(columns), drafts_(drafts), out_(out) {}
   Status add(const Row& row);
   Status end();
 
@@ -135,6 +142,7 @@ class Report {
 
   std::string format_;
   Columns columns_;
+  bool drafts_;
   Output& out_;
   int rows_ = 0;
   std::vector<std::string> limits_;  // lines of the legend, one for each setting
@@ -171,25 +179,39 @@ Columns columns_of(const std::vector<Plan>& plans) {
 Status Report::begin() {
   if (format_ == "md") {
     out_.print("| {:{}} | {:>8} | {:>3} | {:{}} | {:>15} | {:>12} | {:>13} |\n", "model",
-               columns_.model, "size", "thr", "test", columns_.test, "tokens/s", "GB/s", "GOP/s");
+               columns_.model, "size", "thr", "test", columns_.test, "tokens/s",
+               drafts_ ? "tokens/step" : "GB/s", drafts_ ? "accepted" : "GOP/s");
     out_.print(
         "| {:-<{}} | -------: | --: | {:-<{}} | --------------: | -----------: | "
         "------------: |\n",
         "", columns_.model, "", columns_.test);
   }
   if (format_ == "csv") {
-    out_.write(
+    out_.print(
         "model,architecture,size,params,backend,threads,batch,n_prompt,n_gen,n_depth,sequences,"
-        "test,"
-        "median_ts,stddev_ts,read_gb_s,read_fraction,gop_s,ops_fraction\n");
+        "test,median_ts,stddev_ts,{}\n",
+        drafts_ ? "tokens_per_step,accepted_fraction"
+                : "read_gb_s,read_fraction,gop_s,ops_fraction");
   }
   if (format_ == "json") out_.write("[");
   return out_.flush();
 }
 
-json::Object Report::to_json(const Row& row) const {
+void add_limits(const Row& row, json::Object& j) {
   const eval::BenchResult& r = row.result;
   const double s = r.median_s();
+  j["read_bytes_per_s"] = r.work.bytes / s;
+  j["operations_per_s"] = r.work.operations / s;
+  j["ceiling_read_bytes_per_s"] = row.ceilings.read;
+  j["ceiling_operations_per_s"] = row.ceilings.operations;
+  j["ceiling_operations_name"] = row.ceilings.operations_name;
+  if (row.ceilings.read > 0.0) j["read_fraction"] = r.work.bytes / s / row.ceilings.read;
+  if (row.ceilings.operations > 0.0)
+    j["operations_fraction"] = r.work.operations / s / row.ceilings.operations;
+}
+
+json::Object Report::to_json(const Row& row) const {
+  const eval::BenchResult& r = row.result;
   json::Object j;
   j["build_version"] = FRESHET_VERSION;
   j["model_filename"] = row.model;
@@ -219,32 +241,37 @@ json::Object Report::to_json(const Row& row) const {
   j["avg_ts"] = sum_ts / n;
   j["samples_ns"] = std::move(samples_ns);
   j["samples_ts"] = std::move(samples_ts);
-  j["read_bytes_per_s"] = r.work.bytes / s;
-  j["operations_per_s"] = r.work.operations / s;
-  j["ceiling_read_bytes_per_s"] = row.ceilings.read;
-  j["ceiling_operations_per_s"] = row.ceilings.operations;
-  j["ceiling_operations_name"] = row.ceilings.operations_name;
-  if (row.ceilings.read > 0.0) j["read_fraction"] = r.work.bytes / s / row.ceilings.read;
-  if (row.ceilings.operations > 0.0)
-    j["operations_fraction"] = r.work.operations / s / row.ceilings.operations;
+  if (row.drafting) bench_client::add_spec_decode(*row.drafting, j);
+  if (!drafts_) add_limits(row, j);
   return j;
+}
+
+std::string csv_limits(const Row& row) {
+  const eval::BenchResult& r = row.result;
+  const double read = r.work.bytes / r.median_s(), operations = r.work.operations / r.median_s();
+  return fmt::format("{:.3f},{:.4f},{:.3f},{:.4f}", read / 1e9,
+                     row.ceilings.read > 0.0 ? read / row.ceilings.read : 0.0, operations / 1e9,
+                     row.ceilings.operations > 0.0 ? operations / row.ceilings.operations : 0.0);
+}
+
+std::string csv_drafts(const Row& row) {
+  if (!row.drafting) return "1,0";
+  const bench_client::SpecDecode& s = *row.drafting;
+  return fmt::format("{:.4f},{:.4f}", 1.0 + s.accepted_tokens / s.drafts,
+                     s.accepted_tokens / s.draft_tokens);
 }
 
 // Writes the heading together with the first row: a run that fails earlier writes nothing.
 Status Report::add(const Row& row) {
   if (rows_ == 0) FRESHET_RETURN_IF_ERROR(begin());
   const eval::BenchResult& r = row.result;
-  const double s = r.median_s();
-  const double read = r.work.bytes / s, operations = r.work.operations / s;
   if (format_ == "md") add_md(row);
   if (format_ == "csv") {
-    out_.print(
-        "\"{}\",{},{},{},{},{},{},{},{},{},{},{},{:.4f},{:.4f},{:.3f},{:.4f},{:.3f},{:.4f}\n",
-        row.model, row.architecture, row.model_bytes, row.parameters, row.backend, row.threads,
-        row.batch, r.test.prompt, r.test.generate, r.test.depth, r.test.sequences, r.test.name(),
-        r.tokens_per_s(), r.spread(), read / 1e9,
-        row.ceilings.read > 0.0 ? read / row.ceilings.read : 0.0, operations / 1e9,
-        row.ceilings.operations > 0.0 ? operations / row.ceilings.operations : 0.0);
+    out_.print("\"{}\",{},{},{},{},{},{},{},{},{},{},{},{:.4f},{:.4f},{}\n", row.model,
+               row.architecture, row.model_bytes, row.parameters, row.backend, row.threads,
+               row.batch, r.test.prompt, r.test.generate, r.test.depth, r.test.sequences,
+               r.test.name(), r.tokens_per_s(), r.spread(),
+               drafts_ ? csv_drafts(row) : csv_limits(row));
   }
   if (format_ == "json") {
     out_.write(rows_ == 0 ? "\n" : ",\n");
@@ -254,20 +281,35 @@ Status Report::add(const Row& row) {
   return out_.flush();
 }
 
+// The last two columns: shares of the machine's limits, or what drafts gave.
+std::pair<std::string, std::string> md_limits(const Row& row) {
+  const eval::BenchResult& r = row.result;
+  const auto share = [&](double work, double limit) {
+    const double rate = work / r.median_s();
+    return limit > 0.0 ? fmt::format("{:.1f} ({:.0f} %)", rate / 1e9, 100.0 * rate / limit)
+                       : fmt::format("{:.1f}", rate / 1e9);
+  };
+  return {share(r.work.bytes, row.ceilings.read),
+          share(r.work.operations, row.ceilings.operations)};
+}
+
+std::pair<std::string, std::string> md_drafts(const Row& row) {
+  if (!row.drafting) return {"no drafts", ""};
+  const bench_client::SpecDecode& s = *row.drafting;
+  return {fmt::format("{:.2f}", 1.0 + s.accepted_tokens / s.drafts),
+          fmt::format("{:.1f} %", 100.0 * s.accepted_tokens / s.draft_tokens)};
+}
+
 void Report::add_md(const Row& row) {
   const eval::BenchResult& r = row.result;
-  const double read = r.work.bytes / r.median_s(), operations = r.work.operations / r.median_s();
   const double rate = r.tokens_per_s();
   const int digits = rate < 1e3 ? 2 : rate < 1e4 ? 1 : 0;
-  const auto share = [](double value, double limit) {
-    return limit > 0.0 ? fmt::format("{:.1f} ({:.0f} %)", value / 1e9, 100.0 * value / limit)
-                       : fmt::format("{:.1f}", value / 1e9);
-  };
+  const auto [first, second] = drafts_ ? md_drafts(row) : md_limits(row);
   out_.print("| {:{}} | {:>8} | {:>3} | {:{}} | {:>15} | {:>12} | {:>13} |\n",
              shortened(file_name(row.model), columns_.model), columns_.model,
              format_bytes(row.model_bytes), row.threads, r.test.name(), columns_.test,
-             fmt::format("{:.{}f} ± {:.{}f}", r.tokens_per_s(), digits, r.spread(), digits),
-             share(read, row.ceilings.read), share(operations, row.ceilings.operations));
+             fmt::format("{:.{}f} ± {:.{}f}", rate, digits, r.spread(), digits), first, second);
+  if (drafts_) return;
   std::string line = fmt::format("{} thread{} on {}: {:.1f} GB/s", row.threads,
                                  row.threads == 1 ? "" : "s", row.backend, row.ceilings.read / 1e9);
   if (row.ceilings.operations > 0.0)
@@ -277,6 +319,11 @@ void Report::add_md(const Row& row) {
 }
 
 void Report::legend() {
+  if (drafts_) {
+    out_.write(
+        "\nthr: threads. tokens/step: of steps with drafts. accepted: share of the drafts.\n");
+    return;
+  }
   out_.write(
       "\nthr: threads. GB/s: weights and KV cache read. GOP/s: multiplications and additions of "
       "GEMMs.\n"
@@ -341,12 +388,59 @@ Status run_plan(const Options& o, const Plan& plan, Report& report, Context& con
   return {};
 }
 
+// With speculation, tests run as requests to an engine.
+Status run_drafting(const Options& o, const Plan& plan, Report& report, Context& context) {
+  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(plan.model));
+  FRESHET_ASSIGN_OR_RETURN(EngineOptions e, engine_options(o.run, path));
+  e.threads = plan.threads;
+  e.max_num_seqs = 1;
+  for (const eval::BenchTest& t : plan.tests) {
+    e.max_model_len = std::max(e.max_model_len, static_cast<int>(t.context()) + 2);
+    e.max_num_seqs = std::max(e.max_num_seqs, t.sequences);
+  }
+  e.max_num_batched_tokens = std::max(plan.batch, e.max_num_seqs);
+  ProgressLine progress;
+  e.on_progress = [&](const std::string& stage, double done) { progress.update(stage, done); };
+  FRESHET_ASSIGN_OR_RETURN(const auto engine, open_on_device(o.run, progress, e, Engine::load));
+  Row row;
+  row.model = plan.model;
+  row.architecture = engine->model().spec().architecture;
+  row.backend = engine->device() == "cpu" ? "CPU" : engine->device();
+  for (const Model::WeightInfo& w : engine->model().weights()) row.model_bytes += w.bytes;
+  row.parameters = eval::model_work(engine->model()).parameters;
+  row.threads = plan.threads > 0 ? plan.threads : usable_cpus().recommended_threads;
+  row.batch = plan.batch;
+  for (const eval::BenchTest& test : plan.tests) {
+    int runs = 0;
+    const auto goes_on = [&] {
+      progress.update(test.name(), std::min(1.0, runs++ / (o.repetitions + 1.0)));
+      return !context.interrupts.requested();
+    };
+    FRESHET_ASSIGN_OR_RETURN(eval::EngineBench bench,
+                             eval::run_engine_bench(*engine, test, o.repetitions, goes_on));
+    row.result = std::move(bench.result);
+    row.drafting = bench_client::spec_decode_of(bench.drafting);
+    progress.clear();
+    FRESHET_RETURN_IF_ERROR(report.add(row));
+  }
+  return {};
+}
+
 Status bench(const Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const auto plans, plans_of(o));
   for (const Plan& plan : plans) FRESHET_RETURN_IF_ERROR(resolve_model(plan.model).status());
   const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
-  Report report(o.json ? "json" : o.format, columns_of(plans), context.out);
-  for (const Plan& plan : plans) FRESHET_RETURN_IF_ERROR(run_plan(o, plan, report, context));
+  FRESHET_ASSIGN_OR_RETURN(const std::string drafter, speculative_config(o.run.speculation));
+  if (!drafter.empty() && o.load_format != "auto") {
+    return invalid_argument(
+        "--speculative-config needs the model's own weights: leave out --load-format {}",
+        o.load_format);
+  }
+  Report report(o.json ? "json" : o.format, columns_of(plans), !drafter.empty(), context.out);
+  for (const Plan& plan : plans) {
+    FRESHET_RETURN_IF_ERROR(drafter.empty() ? run_plan(o, plan, report, context)
+                                            : run_drafting(o, plan, report, context));
+  }
   return report.end();
 }
 
@@ -377,6 +471,7 @@ void add_bench(CLI::App& program, Context& context, Action& action) {
       ->capture_default_str();
   c->add_flag("--json", o->json, "The same as -o json");
   add_compute_options(*c, o->run);
+  add_speculative_options(*c, o->run.speculation);
   c->remove_option(c->get_option("--threads"));
   c->add_option("-t,--threads", o->threads, "Numbers of threads, comma-separated");
   c->add_option("--load-format", o->load_format,
@@ -385,7 +480,8 @@ void add_bench(CLI::App& program, Context& context, Action& action) {
   add_examples(*c,
                "  freshet bench smollm2 -p 512,2048 -n 128 -pg 512,128\n"
                "  freshet bench model.gguf -p 0 -n 64 -d 0,4096 -t 1,2 -o json\n"
-               "  freshet bench model.gguf -p 0 -n 64 --sequences 1,8,32");
+               "  freshet bench model.gguf -p 0 -n 64 --sequences 1,8,32\n"
+               "  freshet bench model/ -p 0 -n 128 --speculative-config '{\"method\": \"ngram\"}'");
   add_bench_ceilings(*c, context, action);
   add_bench_serve(*c, context, action);
   add_bench_throughput(*c, context, action);

@@ -97,7 +97,7 @@ void add_calibrate(CLI::App& program, Context& context, Action& action) {
                 "Texts, JSON lines with \"text\" or \"messages\", or lists of lists of ids");
   c->add_option("-o,--output", o->output, "The file to write: .gguf, or .dat for older tools")
       ->required();
-  c->add_option("--merge", o->merge, "FILE of an importance matrix to add (may be repeated)")
+  c->add_option("--merge", o->merge, "An importance matrix to add (may be repeated)")
       ->allow_extra_args(false);
   c->add_option("--samples", o->windows.samples, "Windows of each text")
       ->check(CLI::Range(1, 1 << 20))

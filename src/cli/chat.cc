@@ -76,12 +76,14 @@ Status converse(ChatSession& chat, LineEditor& editor, Context& context, const s
 Status run_chat(const Options& o, Context& context) {
   if (o.sampling.params.max_tokens == 0)
     return invalid_argument("-n 0 leaves no answer: chat needs at least 1, or -1 for no limit");
+  FRESHET_RETURN_IF_ERROR(check_sampling(o.sampling));
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
   ChatSession::Options session = o.session;
   FRESHET_ASSIGN_OR_RETURN(session.params, sampling_params(o.sampling, path));
   FRESHET_ASSIGN_OR_RETURN(const auto engine, load_engine(o.run, o.model));
-  FRESHET_ASSIGN_OR_RETURN(const ChatPrompt prompt,
+  FRESHET_ASSIGN_OR_RETURN(ChatPrompt prompt,
                            ChatPrompt::make(engine->tokenizer(), o.chat_template));
+  prompt.read_with(engine->pictures());
   session.look = look_of(context.out.is_terminal() && !o.plain);
   ChatSession chat(std::move(session), context, *engine, prompt);
   const auto cache = cache_dir();

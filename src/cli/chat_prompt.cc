@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/mapped_file.h"
+#include "cli/media_reader.h"
 
 namespace freshet::cli {
 namespace {
@@ -24,6 +25,54 @@ json::Value message(std::string_view role, std::string_view content) {
   m["role"] = role;
   m["content"] = content;
   return m;
+}
+
+json::Value message_with_pictures(const std::vector<std::string>& files, std::string_view text) {
+  json::Array parts;
+  for (const std::string& file : files) {
+    json::Object picture;
+    picture["type"] = "image";
+    picture["path"] = file;
+    parts.emplace_back(std::move(picture));
+  }
+  json::Object words;
+  words["type"] = "text";
+  words["text"] = text;
+  parts.emplace_back(std::move(words));
+  json::Object m;
+  m["role"] = "user";
+  m["content"] = std::move(parts);
+  return m;
+}
+
+std::vector<std::string> picture_files(const json::Array& messages) {
+  std::vector<std::string> files;
+  for (const json::Value& m : messages) {
+    const json::Value* content = m.find("content");
+    if (content == nullptr || !content->is_array()) continue;
+    for (const json::Value& part : content->as_array()) {
+      if (part.get_string("type", "") == "image") files.push_back(part.get_string("path", ""));
+    }
+  }
+  return files;
+}
+
+std::string shown_content(const json::Value& message) {
+  const json::Value* content = message.find("content");
+  std::string shown;
+  for (const std::string& file : picture_files({message})) shown += "[" + file + "] ";
+  return shown + tokenizer::text_of_content(content);
+}
+
+Result<engine::Picture> read_picture_file(const std::string& file, const Engine& engine) {
+  if (engine.pictures() == nullptr)
+    return invalid_argument("this model reads text only: it takes no pictures");
+  constexpr media::PictureLimits kLimits;
+  FRESHET_ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes,
+                           read_media_file(file, kLimits.encoded_bytes));
+  auto picture = engine::read_picture(bytes, *engine.pictures(), engine.max_model_len(), kLimits);
+  if (!picture.ok()) return picture.status().with_context(file);
+  return picture;
 }
 
 Result<std::optional<ChatPrompt>> ChatPrompt::find(const tokenizer::Tokenizer& tokenizer,
@@ -49,7 +98,10 @@ Result<ChatPrompt> ChatPrompt::make(const tokenizer::Tokenizer& tokenizer,
 
 Result<std::string> ChatPrompt::render(const json::Array& messages,
                                        const json::Object& extra) const {
-  auto text = renderer_.render({.messages = messages, .variables = extra});
+  auto text =
+      renderer_.render({.messages = messages,
+                        .variables = extra,
+                        .picture_marker = reading_ != nullptr ? reading_->settings.marker : ""});
   if (!text.ok()) return text.status().with_context("chat template");
   return text;
 }
@@ -57,6 +109,12 @@ Result<std::string> ChatPrompt::render(const json::Array& messages,
 Result<std::vector<int32_t>> ChatPrompt::encode(const json::Array& messages) const {
   FRESHET_ASSIGN_OR_RETURN(const std::string text, render(messages));
   return encode_text(text);
+}
+
+Result<engine::PictureText> ChatPrompt::encode_text(
+    const std::string& text, const std::vector<engine::Picture>& pictures) const {
+  if (pictures.empty()) return engine::PictureText{encode_text(text), {}};
+  return engine::expand_pictures(text, pictures, *reading_, *tokenizer_, {.add_special = false});
 }
 
 std::vector<int32_t> ChatPrompt::encode_text(const std::string& text) const {

@@ -10,6 +10,7 @@
 
 #include "base/json.h"
 #include "base/status.h"
+#include "engine/picture_text.h"
 #include "tokenizer/chat_renderer.h"
 #include "tokenizer/tokenizer.h"
 
@@ -17,6 +18,16 @@ namespace freshet::cli {
 
 // {"role": role, "content": content}
 json::Value message(std::string_view role, std::string_view content);
+// A user's message whose content is parts: pictures as {"type": "image", "path": file}, then the
+// text.
+json::Value message_with_pictures(const std::vector<std::string>& files, std::string_view text);
+// The files of all pictures in the messages, in order.
+std::vector<std::string> picture_files(const json::Array& messages);
+// The texts of a message, and "[file]" for each picture.
+std::string shown_content(const json::Value& message);
+
+// A picture from a file of this machine. Errors name the file; one is that the model reads none.
+Result<engine::Picture> read_picture_file(const std::string& file, const Engine& engine);
 
 class ChatPrompt {
  public:
@@ -36,6 +47,11 @@ class ChatPrompt {
   Result<std::vector<int32_t>> encode(const json::Array& messages) const;
   // `text`: as returned by render().
   std::vector<int32_t> encode_text(const std::string& text) const;
+  // The same with the pictures of the messages. From read_with() on, render() marks pictures.
+  Result<engine::PictureText> encode_text(const std::string& text,
+                                          const std::vector<engine::Picture>& pictures) const;
+  // How the model takes pictures; nullptr: not at all. Must outlive this.
+  void read_with(const PictureReading* reading) { reading_ = reading; }
 
  private:
   ChatPrompt(const tokenizer::Tokenizer& tokenizer, tokenizer::ChatRenderer renderer)
@@ -43,6 +59,7 @@ class ChatPrompt {
 
   const tokenizer::Tokenizer* tokenizer_;
   tokenizer::ChatRenderer renderer_;
+  const PictureReading* reading_ = nullptr;
 };
 
 }  // namespace freshet::cli

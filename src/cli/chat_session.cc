@@ -25,7 +25,7 @@ Result<json::Array> read_messages(const std::string& path) {
   for (const json::Value& m : list->as_array()) {
     const json::Value* content = m.is_object() ? m.find("content") : nullptr;
     const std::string role = content != nullptr ? role_of(m) : "";
-    if (content == nullptr || !content->is_string() ||
+    if (content == nullptr || (!content->is_string() && !content->is_array()) ||
         (role != "system" && role != "user" && role != "assistant")) {
       return invalid_argument(
           "{}: a message needs a role (system, user or assistant) and a text as content", path);
@@ -49,6 +49,7 @@ const ChatSession::Command ChatSession::kCommands[] = {
     {"/system", "", "[TEXT]",
      "show the system message, or set it and forget the conversation (\"\": none)",
      &ChatSession::system},
+    {"/image", "", "FILE", "send a picture with the next message", &ChatSession::image},
     {"/retry", "", "", "answer the last message again", &ChatSession::retry},
     {"/undo", "", "", "take back the last message and its answer", &ChatSession::undo},
     {"/trim", "", "", "drop the oldest turns, to make room in the context", &ChatSession::trim},
@@ -75,6 +76,8 @@ ChatSession::ChatSession(Options options, Context& context, Engine& engine,
 
 void ChatSession::forget() {
   messages_.clear();
+  attached_.clear();
+  pictures_.clear();
   if (!o_.system.empty()) messages_.push_back(message("system", o_.system));
 }
 
@@ -85,9 +88,24 @@ bool ChatSession::stop() {
   return true;
 }
 
-Result<int> ChatSession::tokens() const {
-  FRESHET_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, prompt_.encode(messages_));
-  return static_cast<int>(ids.size());
+Result<int> ChatSession::tokens() {
+  FRESHET_ASSIGN_OR_RETURN(const std::string text, prompt_.render(messages_));
+  FRESHET_ASSIGN_OR_RETURN(const auto shown, pictures());
+  FRESHET_ASSIGN_OR_RETURN(const engine::PictureText prompt, prompt_.encode_text(text, shown));
+  return static_cast<int>(prompt.ids.size());
+}
+
+// The pictures of the conversation, in order.
+Result<std::vector<engine::Picture>> ChatSession::pictures() {
+  std::vector<engine::Picture> shown;
+  for (const std::string& file : picture_files(messages_)) {
+    engine::Picture& picture = pictures_[file];
+    if (picture == nullptr) {
+      FRESHET_ASSIGN_OR_RETURN(picture, read_picture_file(file, engine_));
+    }
+    shown.push_back(picture);
+  }
+  return shown;
 }
 
 void ChatSession::read(Generation& generation, AnswerPrinter& printer, PromptProgress& progress) {
@@ -126,8 +144,11 @@ void ChatSession::remark_on(const Generation& generation, bool stopped) {
 
 Status ChatSession::answer() {
   FRESHET_ASSIGN_OR_RETURN(const std::string text, prompt_.render(messages_));
+  FRESHET_ASSIGN_OR_RETURN(const auto shown, pictures());
+  FRESHET_ASSIGN_OR_RETURN(engine::PictureText prompt, prompt_.encode_text(text, shown));
   Request request;
-  request.prompt = prompt_.encode_text(text);
+  request.prompt = std::move(prompt.ids);
+  request.pictures = std::move(prompt.pictures);
   request.params = o_.params;
   const size_t size = request.prompt.size();
   if (size >= static_cast<size_t>(engine_.max_model_len())) {
@@ -155,10 +176,14 @@ Status ChatSession::answer() {
 }
 
 Status ChatSession::say_to_model(const std::string& text) {
-  messages_.push_back(message("user", text));
+  messages_.push_back(attached_.empty() ? message("user", text)
+                                        : message_with_pictures(attached_, text));
   refused_.clear();
   Status status = answer();
-  if (status.ok()) return status;
+  if (status.ok()) {
+    attached_.clear();
+    return status;
+  }
   messages_.pop_back();
   if (status.code() == StatusCode::kResourceExhausted) refused_ = text;
   if (status.code() == StatusCode::kCancelled) {
@@ -197,6 +222,15 @@ Status ChatSession::system(const std::string& rest) {
   forget();
   say_dimmed(o_.system.empty() ? "(no system message; the conversation is forgotten)"
                                : "(system message set; the conversation is forgotten)");
+  return {};
+}
+
+// Read at once, so that a wrong file is told now; kept by its name, which the conversation has.
+Status ChatSession::image(const std::string& file) {
+  if (file.empty()) return invalid_argument("/image needs a file");
+  FRESHET_ASSIGN_OR_RETURN(pictures_[file], read_picture_file(file, engine_));
+  attached_.push_back(file);
+  say_dimmed(fmt::format("({} with the next message)", count_of(attached_.size(), "picture")));
   return {};
 }
 
@@ -250,7 +284,7 @@ Status ChatSession::trim(const std::string&) {
 
 Status ChatSession::history(const std::string&) {
   for (const json::Value& m : messages_) {
-    const std::string content = m.get_string("content", "");
+    const std::string content = shown_content(m);
     context_.out.print("{}: {}\n", role_of(m),
                        o_.look.terminal ? without_controls(content) : content);
   }

@@ -3,6 +3,7 @@
 // Used by one thread, except that stop() is thread-safe.
 #pragma once
 
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -44,11 +45,14 @@ class ChatSession {
   // Reads the answer to the end.
   void read(Generation& generation, AnswerPrinter& printer, PromptProgress& progress);
   void remark_on(const Generation& generation, bool stopped);
-  Result<int> tokens() const;  // of the conversation
+  Result<int> tokens();  // of the conversation
+
+  Result<std::vector<engine::Picture>> pictures();
 
   Status help(const std::string& rest);
   Status reset(const std::string& rest);
   Status system(const std::string& rest);
+  Status image(const std::string& rest);
   Status retry(const std::string& rest);
   Status undo(const std::string& rest);
   Status trim(const std::string& rest);
@@ -68,7 +72,9 @@ class ChatSession {
   const ChatPrompt& prompt_;
   std::optional<Thinking> thinking_;
   json::Array messages_;
-  std::string refused_;  // a message for which there was no room
+  std::vector<std::string> attached_;                // files for the next message
+  std::map<std::string, engine::Picture> pictures_;  // by file, as read
+  std::string refused_;                              // a message for which there was no room
   FinishReason finish_ = FinishReason::kNone;
   std::mutex mutex_;
   Generation* current_ = nullptr;  // guarded by mutex_

@@ -24,6 +24,7 @@ using Action = std::function<Status()>;
 
 void add_run(CLI::App& program, Context& context, Action& action);
 void add_chat(CLI::App& program, Context& context, Action& action);
+void add_transcribe(CLI::App& program, Context& context, Action& action);
 void add_tokenize(CLI::App& program, Context& context, Action& action);
 void add_apply_template(CLI::App& program, Context& context, Action& action);
 void add_inspect(CLI::App& program, Context& context, Action& action);

@@ -11,8 +11,10 @@
 #include "cli/options.h"
 #include "cli/prompts.h"
 #include "eval/logits.h"
+#include "eval/pictures.h"
 #include "eval/safetensors_writer.h"
 #include "eval/session.h"
+#include "media/features.h"
 #include "models/pooled_heads.h"
 #include "tokenizer/tokenizer.h"
 
@@ -27,6 +29,7 @@ struct Options {
   std::string input;
   std::string inputs;
   std::string output;
+  bool features = false;
   int64_t window = 512;
   int64_t max_chars = 0;
   int batch = 4;
@@ -99,7 +102,7 @@ Status check_encoder_input(const ModelInput& input, const ModelSpec& spec) {
 
 Status check_input(const ModelInput& input, const ModelSpec& spec) {
   FRESHET_RETURN_IF_ERROR(check_encoder_input(input, spec));
-  FRESHET_RETURN_IF_ERROR(eval::check_ids(input.ids, spec.vocab_size));
+  FRESHET_RETURN_IF_ERROR(eval::check_ids(input.ids, eval::known_ids(spec)));
   for (const int32_t type : input.token_type_ids) {
     if (type >= std::max(spec.token_types, 1))
       return invalid_argument("token type {}: the model has {}", type, spec.token_types);
@@ -112,12 +115,25 @@ struct Wanted {
   ModelSpec spec;
   PooledHeads heads;
   std::vector<ModelInput> inputs;
+  std::vector<std::vector<media::ImageInput>> pictures;  // [inputs]
+  std::vector<eval::PixelValues> features;               // [inputs]; empty if they are not wanted
   int64_t longest = 0, tokens = 0;
+  int64_t longest_span = 0;     // of tokens that see one another
+  bool sound_features = false;  // those that were made of sounds are written, too
 
+  bool writes_features(const ModelInput& input) const {
+    return sound_features && !input.audio.empty();
+  }
   std::vector<eval::SafetensorsWriter::Entry> entries() const {
     std::vector<eval::SafetensorsWriter::Entry> out;
     for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!features.empty() && !features[i].values.empty())
+        out.push_back({fmt::format("pixel_values_{}", i), features[i].shape});
       const int64_t length = std::ssize(inputs[i].ids);
+      if (writes_features(inputs[i])) {
+        out.push_back(
+            {fmt::format("input_features_{}", i), {inputs[i].mel_bins, inputs[i].frames}});
+      }
       if (spec.generates) {
         out.push_back({fmt::format("logits_{}", i), {length, spec.vocab_size}});
       } else if (heads.classifier) {
@@ -131,16 +147,50 @@ struct Wanted {
   }
 };
 
+// The pictures of input `i`, made ready, and their places.
+Status read_pictures(const std::string& path, const Options& o, size_t i, Wanted& w) {
+  const ModelInput& input = w.inputs[i];
+  std::vector<media::ImageInput>& pictures = w.pictures[i];
+  if (!input.has_pictures()) return {};
+  if (w.spec.vision == nullptr)
+    return invalid_argument("pictures, but the model has no tower that is read");
+  const bool processes = input.pixels.values.empty() || o.features;
+  media::ImageSettings settings;
+  if (processes) {
+    FRESHET_ASSIGN_OR_RETURN(settings, media::load_image_settings(path));
+  }
+  if (input.pixels.values.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(pictures,
+                             eval::process_pictures(input.images, settings, *w.spec.vision));
+  } else {
+    FRESHET_ASSIGN_OR_RETURN(pictures, eval::split_pixels(input.pixels, *w.spec.vision));
+  }
+  if (o.features && !input.images.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(media::MediaFeatures made, media::features_of(input.images, settings));
+    w.features[i].shape = std::move(made.shape);
+    w.features[i].values = std::move(made.values);
+  }
+  FRESHET_ASSIGN_OR_RETURN(const runtime::PicturePrompt prompt,
+                           eval::place(w.spec, input.ids, pictures));
+  w.longest_span = std::max(w.longest_span, eval::longest_span(prompt));
+  return {};
+}
+
 Result<Wanted> read_wanted(const Options& o) {
   Wanted w;
   FRESHET_ASSIGN_OR_RETURN(w.inputs, read_inputs(o));
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
   FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(path));
   FRESHET_ASSIGN_OR_RETURN(w.spec, read_spec(checkpoint));
+  FRESHET_RETURN_IF_ERROR(add_features(w.inputs, path, w.spec));
+  w.sound_features = o.features;
   FRESHET_ASSIGN_OR_RETURN(w.heads, models::read_pooled_heads(checkpoint, w.spec));
+  w.pictures.resize(w.inputs.size());
+  if (o.features) w.features.resize(w.inputs.size());
   for (size_t i = 0; i < w.inputs.size(); ++i) {
-    FRESHET_RETURN_IF_ERROR(check_input(w.inputs[i], w.spec)
-                                .with_context(fmt::format("{}, list {}", o.inputs + o.input, i)));
+    const std::string where = fmt::format("{}, list {}", o.inputs + o.input, i);
+    FRESHET_RETURN_IF_ERROR(check_input(w.inputs[i], w.spec).with_context(where));
+    FRESHET_RETURN_IF_ERROR(read_pictures(path, o, i, w).with_context(where));
     w.longest = std::max(w.longest, std::ssize(w.inputs[i].ids));
     w.tokens += std::ssize(w.inputs[i].ids);
   }
@@ -167,10 +217,11 @@ Status write_states(eval::Session& session, const Wanted& w, const ModelInput& i
 Status eval_logits(const Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const Wanted w, read_wanted(o));
   const bool whole = !w.spec.generates;
+  const int64_t rows = kRows + w.longest_span;
   FRESHET_ASSIGN_OR_RETURN(const auto session, open(o, {.sequences = 1,
                                                         .context = w.longest,
-                                                        .batch = whole ? w.longest : kRows,
-                                                        .logit_rows = kRows,
+                                                        .batch = whole ? w.longest : rows,
+                                                        .logit_rows = rows,
                                                         .states = whole,
                                                         .encodes = true}));
   FRESHET_ASSIGN_OR_RETURN(auto writer, eval::SafetensorsWriter::create(o.output, w.entries()));
@@ -184,13 +235,24 @@ Status eval_logits(const Options& o, Context& context) {
                     static_cast<double>(done) / static_cast<double>(w.tokens));
     return {};
   };
-  for (const ModelInput& input : w.inputs) {
+  for (size_t i = 0; i < w.inputs.size(); ++i) {
+    const ModelInput& input = w.inputs[i];
+    if (!w.features.empty()) FRESHET_RETURN_IF_ERROR(writer.write(w.features[i].values));
+    if (w.writes_features(input)) FRESHET_RETURN_IF_ERROR(writer.write(input.features));
     if (whole) {
       FRESHET_RETURN_IF_ERROR(write_states(*session, w, input, writer));
       FRESHET_RETURN_IF_ERROR(advance(std::ssize(input.ids)));
       continue;
     }
-    FRESHET_RETURN_IF_ERROR(eval::each_logits(*session, input.ids, encoder_input(input),
+    FRESHET_ASSIGN_OR_RETURN(
+        const eval::SeenPictures pictures,
+        eval::see_pictures(session->loaded()->model(), input.ids, w.pictures[i]));
+    EncoderInput encoder = encoder_input(input);
+    encoder.states = pictures.cross.data();
+    encoder.state_rows = pictures.cross_rows;
+    const bool sees = !w.pictures[i].empty();
+    FRESHET_RETURN_IF_ERROR(eval::each_logits(*session, input.ids, encoder,
+                                              sees ? &pictures : nullptr,
                                               [&](int64_t, std::span<const float> row) -> Status {
                                                 const Status advanced = advance(1);
                                                 return advanced.ok() ? writer.write(row) : advanced;
@@ -261,14 +323,19 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
       c->add_subcommand("logits", "Write what a model computes for lists of token ids");
   logits->add_option("model", l->model, "Model folder, .gguf file or name")->required();
   logits->add_option("--ids", l->input, "A JSON file with a list of lists of token ids");
-  logits->add_option("--inputs", l->inputs,
-                     "A .safetensors file with ids_i and, for encoders, token_type_ids_i");
+  logits->add_option(
+      "--inputs", l->inputs,
+      "A .safetensors file with ids_i and, for encoders, token_type_ids_i; for "
+      "models that read pictures image_i_k (U8, [height, width, 3]) or pixel_values_i");
   logits
       ->add_option(
           "-o,--output", l->output,
           "The .safetensors file to write, F32: logits_i [tokens, vocabulary]; of encoders "
           "hidden_i [tokens, features] and embedding_i; of classifiers score_i")
       ->required();
+  logits->add_flag(
+      "--features", l->features,
+      "Also write what is made of audio_i and image_i_k: input_features_i, pixel_values_i");
   logits->add_flag("--json", l->json, "Print what was written as JSON");
   add_compute_options(*logits, l->run);
   add_examples(*logits,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/nearest.h"
+#include "cli/usage_error.h"
 #include "ops/kv_type.h"
 
 namespace freshet::cli {
@@ -272,7 +273,7 @@ Status Translator::foreign(const std::string& name, const ForeignOption& f,
 Status Translator::unknown(const std::string& name) const {
   const std::string of = command_->get_parent() == nullptr
                              ? std::string("freshet")
-                             : fmt::format("freshet {}", command_->get_name());
+                             : fmt::format("freshet {}", path_of(*command_));
   std::vector<std::string> names;
   for (const CLI::Option* o : command_->get_options({})) {
     for (const std::string& n : o->get_lnames()) names.push_back("--" + n);
@@ -282,7 +283,12 @@ Status Translator::unknown(const std::string& name) const {
   if (!name.starts_with("--") && name.size() > 2) wanted = "-" + name;  // -temp: --temp
   if (const ForeignOption* f = find_foreign(name); f != nullptr && f->kind == kSame)
     return invalid_argument("{} has no option {} ({})", of, name, f->ours);
-  const std::string best = wanted.size() > 2 ? nearest(wanted, names) : "";
+  std::string best = wanted.size() > 2 ? nearest(wanted, names) : "";
+  // --ngl: -ngl
+  if (const std::string one_dash = name.substr(1);
+      best.empty() && name.starts_with("--") &&
+      (find_foreign(one_dash) != nullptr || in_list(kGpuLayers, one_dash)))
+    best = one_dash;
   if (best.empty()) return invalid_argument("unknown option {} of {}", name, of);
   return invalid_argument("unknown option {} of {}: did you mean {}?", name, of, best);
 }

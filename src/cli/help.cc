@@ -8,6 +8,9 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "cli/option_table.h"
 
 namespace freshet::cli {
 namespace {
@@ -24,23 +27,39 @@ constexpr std::pair<std::string_view, const char*> kValueNames[] = {
     {"output", "FILE"},
     {"input", "FOLDER"},
     {"ids", "FILE"},
+    {"inputs", "FILE"},
+    {"imatrix", "FILE"},
+    {"merge", "FILE"},
+    {"calibration", "FILE"},
+    {"evaluate", "FILE"},
     {"plot", "FILE"},
     {"template", "FILE"},
     {"json", "FILE"},
     {"filename", "FILE"},
     {"dir", "FOLDER"},
+    {"all", "FOLDER"},
     {"host", "HOST"},
     {"url", "URL"},
     {"endpoint", "PATH"},
     {"key", "KEY"},
     {"name", "NAME"},
+    {"weights", "NAME"},
+    {"scheme", "NAME"},
+    {"method", "NAME"},
+    {"policies", "NAME,..."},
+    {"ignore", "REGEX"},
+    {"command", "COMMAND"},
     {"label", "NAME"},
     {"set", "KEY=VALUE"},
     {"header", "KEY=VALUE"},
     {"metadata", "KEY=VALUE"},
     {"bias", "ID=VALUE"},
+    {"language", "CODE"},  // en, de
+    {"image", "FILE"},
+    {"domains", "HOST,..."},
     {"memory", "SIZE"},
     {"bytes", "SIZE"},
+    {"size", "SIZE"},
     {"device", "DEVICE"},
     {"type", "TYPE"},
     {"format", "FORMAT"},
@@ -50,6 +69,7 @@ constexpr std::pair<std::string_view, const char*> kValueNames[] = {
     {"system", "TEXT"},
     {"prompt", "TEXT"},
     {"text", "TEXT"},
+    {"texts", "FILE"},
     {"now", "TIME"},
     {"kernel", "OP=KERNEL"},
     {"origins", "ORIGIN"},
@@ -246,15 +266,19 @@ std::string value_name(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   if (type.starts_with("INT") || type.starts_with("UINT")) return "N";
   if (type.starts_with("FLOAT")) return "X";
+  // Named where the option is declared.
+  const std::string declared = type.substr(0, type.find(':'));
+  if (declared == "JSON") return declared;
   const std::string name = own_name(option);
   std::string_view best;
-  const char* found = "VALUE";
+  std::string found;
   for (const auto& [ending, what] : kValueNames) {
     if (ending.size() < best.size() || !name.ends_with(ending)) continue;
     best = ending;
     found = what;
   }
-  return found;
+  if (found.empty()) found = fmt::format("{}", fmt::join(choices_of(type), "|"));
+  return found.empty() ? "VALUE" : found;
 }
 
 std::shared_ptr<CLI::FormatterBase> help_formatter() {

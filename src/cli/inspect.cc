@@ -61,6 +61,31 @@ std::map<std::string, FormatTotal> formats_of(const Checkpoint& checkpoint) {
   return totals;
 }
 
+// The tower for pictures in a few words.
+std::string tower_text(const VisionSpec& v) {
+  const std::string input =
+      v.side > 0
+          ? fmt::format("{} of {} pixels",
+                        v.tiles > 0 ? fmt::format("up to {} tiles", v.tiles) : "squares", v.side)
+          : "any size";
+  const size_t layers = v.blocks.layers.size() + (v.later ? v.later->layers.size() : 0);
+  return fmt::format("tower of {}: {}, patches of {}{}, {} layers of {} features", v.family, input,
+                     v.patch, v.merge > 1 ? fmt::format(" merged {0} x {0}", v.merge) : "", layers,
+                     v.blocks.hidden_size);
+}
+
+json::Value tower_json(const VisionSpec& v) {
+  json::Object to;
+  to["family"] = v.family;
+  to["side"] = v.side;
+  to["patch"] = v.patch;
+  to["merge"] = v.merge;
+  to["hidden_size"] = v.blocks.hidden_size;
+  to["layers"] = v.blocks.layers.size() + (v.later ? v.later->layers.size() : 0);
+  to["image_token"] = v.image_token;
+  return to;
+}
+
 // A short description of a layer; equal layers give equal text.
 std::string describe(const LayerSpec& layer) {
   std::string text;
@@ -190,6 +215,7 @@ void print_text(const Options& o, const Checkpoint& c, const ModelSpec& spec,
   out.print("layers        {}\n", spec.layers.size());
   for (const auto& [text, layers] : layer_kinds(spec))
     out.print("  {:11} {}\n", ranges(layers), text);
+  if (spec.vision != nullptr) out.print("pictures      {}\n", tower_text(*spec.vision));
   out.print("formats\n");
   for (const auto& [name, f] : formats_of(c))
     out.print("  {:11} {:5} tensors, {:10.2f} M numbers, {}\n", name, f.tensors,
@@ -292,6 +318,7 @@ json::Value to_json(const Options& o, const Checkpoint& c, const ModelSpec& spec
     kernels.emplace_back(std::move(e));
   }
   j["layers"] = std::move(layers);
+  if (spec.vision != nullptr) j["vision"] = tower_json(*spec.vision);
   j["formats"] = std::move(formats);
   j["tensors"] = std::move(tensors);
   if (o.kernels) j["kernels"] = std::move(kernels);

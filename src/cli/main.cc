@@ -89,9 +89,10 @@ int run(int argc, char** argv) {
                            "Print version, commit, compiler and devices");
   program.require_subcommand(1);
   program.footer(footer());
-  for (const auto add : {add_run, add_chat, add_serve, add_pull, add_list, add_show, add_rm,
-                         add_devices, add_bench, add_eval, add_inspect, add_convert, add_quantize,
-                         add_calibrate, add_tokenize, add_apply_template, add_completion, add_man})
+  for (const auto add :
+       {add_run, add_chat, add_transcribe, add_serve, add_pull, add_list, add_show, add_rm,
+        add_devices, add_bench, add_eval, add_inspect, add_convert, add_quantize, add_calibrate,
+        add_tokenize, add_apply_template, add_completion, add_man})
     add(program, context, action);
   add_config_options(program);
   std::vector<std::string> arguments(argv + 1, argv + argc);

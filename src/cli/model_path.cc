@@ -71,6 +71,15 @@ bool is_bare_repo(const std::string& text) {
   return std::count(text.begin(), text.end(), '/') == 1 && hub::parse_model_ref(text).ok();
 }
 
+// What comes before the quantisation of NAME[:QUANT]. A size may follow a colon, as Ollama spells
+// it: all of "qwen3:4b".
+std::string catalogue_word(const std::string& name) {
+  const size_t colon = name.find(':');
+  if (colon == name.npos) return name;
+  const std::string with_size = name.substr(0, name.find(':', colon + 1));
+  return hub::find_in_catalogue(with_size) != nullptr ? with_size : name.substr(0, colon);
+}
+
 Status no_such_model(const std::string& name) {
   if (is_bare_repo(name))
     return not_found("no file or folder '{}': to get it from the model hub, write hf:{}", name,
@@ -125,7 +134,11 @@ std::vector<std::string> local_names() {
   for (fs::directory_iterator it(*folder, error), end; !error && it != end; it.increment(error)) {
     std::string name = it->path().filename().string();
     if (name.starts_with('.') || name == "downloads") continue;
-    if (name.ends_with(".gguf")) name.resize(name.size() - 5);
+    if (name.ends_with(".gguf")) {
+      name.resize(name.size() - 5);
+    } else if (!it->is_directory(error)) {
+      continue;  // NAME.generation_config.json and other files beside models
+    }
     if (!is_published(name)) names.push_back(std::move(name));
   }
   std::sort(names.begin(), names.end());
@@ -152,7 +165,7 @@ Result<std::optional<hub::ModelRef>> hub_model(const std::string& name) {
     FRESHET_ASSIGN_OR_RETURN(const hub::Settings settings, hub::Settings::from_environment());
     return hub::ref_of_url(name, settings.endpoint);
   }
-  const std::string word = name.substr(0, name.find(':'));
+  const std::string word = catalogue_word(name);
   const hub::CatalogueEntry* entry = hub::find_in_catalogue(word);
   if (entry == nullptr) return std::optional<hub::ModelRef>();
   FRESHET_ASSIGN_OR_RETURN(
@@ -175,7 +188,7 @@ bool looks_like_model(const std::string& text) {
       text.starts_with("../") || !local_model(text).empty())
     return true;
   if (hub::is_hub_name(text) || is_url(text) || is_bare_repo(text)) return true;
-  const std::string word = text.substr(0, text.find(':'));
+  const std::string word = catalogue_word(text);
   const std::vector<std::string> names = local_names();
   return hub::find_in_catalogue(word) != nullptr || hub::names_a_family(word) ||
          std::find(names.begin(), names.end(), word) != names.end() ||

@@ -203,6 +203,8 @@ Status remove(const Options& o, Output& out) {
     const int64_t bytes = bytes_at(path);
     fs::remove_all(path, error);
     if (error) return io_error("cannot remove {}: {}", path, error.message());
+    if (path.ends_with(".gguf"))
+      fs::remove(fs::path(path).replace_extension("generation_config.json"), error);
     out.print("removed {} ({})\n", path, amount(bytes));
     return {};
   }

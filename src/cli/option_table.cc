@@ -3,15 +3,15 @@
 #include <algorithm>
 
 namespace freshet::cli {
-namespace {
 
-// "TEXT:{last,mean}" -> {"last", "mean"}
 std::vector<std::string> choices_of(const std::string& type) {
   const size_t open = type.find('{');
   const size_t close = type.find('}', open);
   if (open == std::string::npos || close == std::string::npos) return {};
   return CLI::detail::split(type.substr(open + 1, close - open - 1), ',');
 }
+
+namespace {
 
 OptionEntry entry_of(const CLI::Option& o) {
   OptionEntry e;

@@ -35,6 +35,9 @@ struct CommandEntry {
 // The program, then its commands in the order of --help, each followed by its subcommands.
 std::vector<CommandEntry> command_table(const CLI::App& program);
 
+// The values that an option takes, from its type name: "TEXT:{last,mean}" -> {"last", "mean"}.
+std::vector<std::string> choices_of(const std::string& type);
+
 // The first line of a description, without what follows the first sentence.
 std::string short_about(const std::string& about);
 

@@ -9,6 +9,7 @@
 #include "cli/model_path.h"
 #include "cli/output.h"
 #include "hub/catalogue.h"
+#include "sampling/params.h"
 #include "server/sampling_defaults.h"
 
 namespace freshet::cli {
@@ -343,6 +344,20 @@ void add_sampling_options(CLI::App& c, SamplingOptions& o, int max_tokens) {
   add("--min-tokens", p.min_tokens, "Do not stop at an end-of-text token before this many tokens");
   add("--beams", p.beam_width, "Beam search with this width; 0: off");
   add("--length-penalty", p.length_penalty, "Beam search: above 1 prefers longer texts");
+}
+
+Status check_sampling(const SamplingOptions& o) {
+  SamplingParams p = o.params;
+  p.max_tokens = std::max(p.max_tokens, 1);  // 0: only the prompt is computed
+  const auto wrong = find_error(p, std::numeric_limits<int32_t>::max());
+  if (!wrong) return {};
+  std::string option = "--" + (wrong->field == "beam_width"       ? "beams"
+                               : wrong->field == "stop_token_ids" ? "stop-token"
+                                                                  : wrong->field);
+  std::replace(option.begin(), option.end(), '_', '-');
+  if (!wrong->message.starts_with(wrong->field))
+    return invalid_argument("{}: {}", option, wrong->message);
+  return invalid_argument("{}{}", option, wrong->message.substr(wrong->field.size()));
 }
 
 Result<SamplingParams> sampling_params(const SamplingOptions& o, const std::string& model_path) {

@@ -98,6 +98,8 @@ struct SamplingOptions {
 };
 // `max_tokens`: the default of -n.
 void add_sampling_options(CLI::App& command, SamplingOptions& options, int max_tokens);
+// What is wrong with the values that were given, by the names of their options.
+Status check_sampling(const SamplingOptions& options);
 // What --generation-config `choice` selects. With "auto", models of the catalogue whose files
 // recommend nothing get what their publisher's model card uses. `model_path`: as returned by
 // resolve_model().

@@ -348,9 +348,9 @@ void add_quantize(CLI::App& program, Context& context, Action& action) {
   c->add_option("--max-loss", o->max_loss,
                 "Fail, and delete the output, if it loses more nats per token than this")
       ->check(above_zero());
-  c->add_option("--ignore", o->ignore,
-                "PATTERN: modules whose name contains the regular expression stay as they are (may "
-                "be repeated)")
+  c->add_option(
+       "--ignore", o->ignore,
+       "Modules whose name contains this regular expression stay as they are (may be repeated)")
       ->allow_extra_args(false);
   c->add_option("--kv-cache-scheme", o->kv_cache_scheme,
                 "fp8: measure factors of keys and values, for --kv-cache-dtype fp8");

@@ -10,7 +10,7 @@ void add_recipe_options(CLI::App& command, RecipeArguments& arguments) {
   RecipeArguments& a = arguments;
   command
       .add_option("--imatrix", a.imatrices,
-                  "FILE of an importance matrix, .gguf or .dat (may be repeated: they are merged)")
+                  "An importance matrix, .gguf or .dat (may be repeated: they are merged)")
       ->allow_extra_args(false);
   command
       .add_option(
@@ -24,14 +24,13 @@ void add_recipe_options(CLI::App& command, RecipeArguments& arguments) {
   command.add_flag("--pure", a.pure, "One type for all tensors: no mixture");
   CLI::Option* include =
       command
-          .add_option(
-              "--include-weights", a.include_weights,
-              "NAME: use the importance matrix only for tensors whose name contains it (may "
-              "be repeated)")
+          .add_option("--include-weights", a.include_weights,
+                      "Use the importance matrix only for tensors whose name contains this (may "
+                      "be repeated)")
           ->allow_extra_args(false);
   command
       .add_option("--exclude-weights", a.exclude_weights,
-                  "NAME: do not use the importance matrix for these (may be repeated)")
+                  "Do not use the importance matrix for these tensors (may be repeated)")
       ->allow_extra_args(false)
       ->excludes(include);
   CLI::Option* bpw =

@@ -14,6 +14,8 @@
 #include "cli/options.h"
 #include "cli/prompts.h"
 #include "cli/text_width.h"
+#include "engine/translation.h"
+#include "layers/model.h"
 
 namespace freshet::cli {
 namespace run_command {
@@ -24,11 +26,13 @@ struct Options {
   std::string file;
   std::string ids_file;
   std::string inputs_file;
+  std::vector<std::string> images;
   bool chat = false;
   bool raw = false;
   bool plain = false;
   std::string system;
   std::string chat_template;
+  std::string source_language, target_language;
   int samples = 1;
   int logprobs = -1;
   int parallel = 32;
@@ -129,6 +133,9 @@ class Runner {
     FinishReason finish = FinishReason::kNone;
   };
   Status read_texts(const What& what);
+  Status add_chat(ChatPrompt& chat);
+  Status add_translations();
+  bool translates() const { return !o_.source_language.empty() || !o_.target_language.empty(); }
   Result<std::optional<ChatPrompt>> chosen_template() const;
   Result<std::unique_ptr<Generation>> start(size_t index);
   Status finish(size_t index, Generation& generation);
@@ -155,6 +162,8 @@ class Runner {
   bool prompt_only_ = false;                   // -n 0
   FinishReason finish_ = FinishReason::kNone;  // of the last sample
   std::vector<std::vector<int32_t>> prompts_;
+  std::vector<engine::Picture> pictures_;  // of each prompt
+  std::vector<Request> requests_;          // empty, or one for each prompt
 };
 
 Status Runner::read_texts(const What& what) {
@@ -185,6 +194,42 @@ Result<std::optional<ChatPrompt>> Runner::chosen_template() const {
   return ChatPrompt::find(engine_.tokenizer(), o_.chat_template);
 }
 
+// Each text as a conversation, with all pictures in front of it.
+Status Runner::add_chat(ChatPrompt& chat) {
+  for (const std::string& file : o_.images) {
+    FRESHET_ASSIGN_OR_RETURN(engine::Picture picture, read_picture_file(file, engine_));
+    pictures_.push_back(std::move(picture));
+  }
+  chat.read_with(engine_.pictures());
+  for (const std::string& text : texts_) {
+    json::Array messages;
+    if (!o_.system.empty()) messages.push_back(message("system", o_.system));
+    messages.push_back(o_.images.empty() ? message("user", text)
+                                         : message_with_pictures(o_.images, text));
+    FRESHET_ASSIGN_OR_RETURN(rendered_, chat.render(messages));
+    FRESHET_ASSIGN_OR_RETURN(engine::PictureText prompt, chat.encode_text(rendered_, pictures_));
+    prompts_.push_back(std::move(prompt.ids));
+  }
+  return {};
+}
+
+Status Runner::add_translations() {
+  const ModelSpec& spec = engine_.model().spec();
+  if (spec.encoder == nullptr || spec.encoder->stem)
+    return invalid_argument(
+        "--source-language and --target-language are for models that translate");
+  for (const std::string& text : texts_) {
+    FRESHET_ASSIGN_OR_RETURN(TranslationPrompt prompt,
+                             translation_prompt(engine_.tokenizer(), engine_.decoder_start(), text,
+                                                o_.source_language, o_.target_language));
+    Request& request = requests_.emplace_back();
+    request.encoder_ids = std::move(prompt.encoder_ids);
+    request.prompt = std::move(prompt.prompt);
+    prompts_.push_back(request.prompt);
+  }
+  return {};
+}
+
 Status Runner::add_prompts(const What& what) {
   if (!o_.ids_file.empty()) {
     FRESHET_ASSIGN_OR_RETURN(prompts_, read_ids(o_.ids_file));
@@ -192,23 +237,22 @@ Status Runner::add_prompts(const What& what) {
   }
   if (!o_.inputs_file.empty()) {
     FRESHET_ASSIGN_OR_RETURN(std::vector<ModelInput> inputs, read_model_inputs(o_.inputs_file));
-    for (ModelInput& input : inputs) prompts_.push_back(std::move(input.ids));
+    FRESHET_RETURN_IF_ERROR(add_features(inputs, engine_.model_path(), engine_.model().spec()));
+    for (ModelInput& input : inputs) requests_.push_back(request_of(input));
+    for (const Request& request : requests_) prompts_.push_back(request.prompt);
     return {};
   }
   FRESHET_RETURN_IF_ERROR(read_texts(what));
-  FRESHET_ASSIGN_OR_RETURN(const std::optional<ChatPrompt> chat, chosen_template());
+  if (translates()) return add_translations();
+  FRESHET_ASSIGN_OR_RETURN(std::optional<ChatPrompt> chat, chosen_template());
   templated_ = chat.has_value();
+  if (!templated_ && !o_.images.empty())
+    return invalid_argument("--image needs a model with a chat template, or --chat-template");
   if (!templated_) {
     for (const std::string& text : texts_) prompts_.push_back(engine_.tokenizer().encode(text));
     return {};
   }
-  for (const std::string& text : texts_) {
-    json::Array messages;
-    if (!o_.system.empty()) messages.push_back(message("system", o_.system));
-    messages.push_back(message("user", text));
-    FRESHET_ASSIGN_OR_RETURN(rendered_, chat->render(messages));
-    prompts_.push_back(chat->encode_text(rendered_));
-  }
+  FRESHET_RETURN_IF_ERROR(add_chat(*chat));
   // A terminal shows thoughts dimmed; other readers get the text as the model writes it.
   if (streams() && context_.out.is_terminal())
     thinking_ = find_thinking(chat->source(), engine_.tokenizer());
@@ -221,7 +265,9 @@ Status Runner::add_prompts(const What& what) {
 
 Result<std::unique_ptr<Generation>> Runner::start(size_t index) {
   Request request;
+  if (!requests_.empty()) request = std::move(requests_[index]);
   request.prompt = prompts_[index];
+  request.pictures = pictures_;
   request.params = params_;
   const int room = engine_.max_model_len() - static_cast<int>(request.prompt.size());
   if (!o_.sampling.max_tokens_given && room > 0)
@@ -372,10 +418,14 @@ Status run(const Options& o, Context& context) {
     return invalid_argument(
         "--raw continues the text as it is: leave out --chat, --system and --chat-template");
   }
+  if (!o.images.empty() && (o.raw || gives_ids(o)))
+    return invalid_argument(
+        "--image goes with a prompt for a chat: leave out --raw, --ids, --inputs");
   if (gives_ids(o) && asks_for_chat) {
     return invalid_argument(
         "--ids and --inputs are taken as they are: leave out --chat, --system and --chat-template");
   }
+  FRESHET_RETURN_IF_ERROR(check_sampling(o.sampling));
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(what.model));
   FRESHET_ASSIGN_OR_RETURN(SamplingParams params, params_of(o, what, path));
   FRESHET_ASSIGN_OR_RETURN(const auto engine, load_engine(o.run, what.model));
@@ -403,9 +453,13 @@ void add_run(CLI::App& program, Context& context, Action& action) {
   c->add_option("--ids", o->ids_file,
                 "A JSON file with prompts as a list of lists of token ids (implies --ignore-eos)");
   c->add_option("--inputs", o->inputs_file,
-                "A .safetensors file with prompts as tensors ids_i (implies --ignore-eos)");
+                "A .safetensors file with prompts as tensors ids_i, or with what an encoder reads "
+                "and decoder_ids_i (implies --ignore-eos)");
   c->add_flag("--stop-at-eos", o->stop_at_eos,
               "With --ids or --inputs: stop at an end-of-text token (default: ignore it)");
+  c->add_option("--image", o->images,
+                "A PNG, JPEG or WebP file for a model that reads pictures; may be repeated")
+      ->expected(1);
   c->add_flag("--raw", o->raw,
               "Continue the prompt as it is (default: only if the model has no chat template)");
   c->add_flag("--chat", o->chat,
@@ -413,6 +467,10 @@ void add_run(CLI::App& program, Context& context, Action& action) {
   c->add_option("--system", o->system, "The system message, for a model with a chat template");
   c->add_option("--chat-template", o->chat_template,
                 "A Jinja file to use instead of the model's template");
+  c->add_option("--source-language", o->source_language,
+                "Of models that translate: the text's language, e.g. eng_Latn");
+  c->add_option("--target-language", o->target_language,
+                "Of models that translate: the language to write, e.g. deu_Latn");
   c->add_option("--samples", o->samples, "Number of answers per prompt")
       ->check(CLI::Range(1, 1024));
   c->add_option("--parallel", o->parallel, "Number of prompts that run at the same time")
@@ -431,6 +489,7 @@ void add_run(CLI::App& program, Context& context, Action& action) {
   add_examples(*c,
                "  freshet run \"Once upon a time\"\n"
                "  freshet run smollm2 \"What is the capital of France?\"\n"
+               "  freshet run ./qwen2.5-vl --image cat.png \"What is this?\"\n"
                "  freshet run model.gguf -f prompts.txt -n 64 --json > answers.jsonl\n"
                "  freshet run model/ --ids ids.json -n 24 --temp 0 --print-ids");
   c->callback([o, &context, &action] { action = [o, &context] { return run(*o, context); }; });

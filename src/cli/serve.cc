@@ -12,6 +12,7 @@
 #include "base/utc_time.h"
 #include "cli/command.h"
 #include "cli/help.h"
+#include "cli/media_options.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
 #include "server/app.h"
@@ -28,6 +29,7 @@ struct Options {
   EngineOptions engine;  // scheduler options only
   server::HttpOptions http;
   server::AppOptions app;
+  MediaFlags media;
   std::string api_key_file;
   std::string chat_template_file;
   double shutdown_timeout_s = 30.0;
@@ -118,6 +120,7 @@ Result<EngineOptions> serving_options(const Options& o, const std::string& path)
   e.max_num_seqs = o.engine.max_num_seqs;
   e.max_num_batched_tokens = o.engine.max_num_batched_tokens;
   e.enable_prefix_caching = o.prefix_caching;
+  e.picture_cache_bytes = static_cast<size_t>(o.media.cache_gib * 0x1p30);
   e.state_checkpoint_interval = o.engine.state_checkpoint_interval;
   e.state_checkpoint_share = o.engine.state_checkpoint_share;
   if (o.kv_cache_metrics) e.kv_cache_metrics_sample = o.engine.kv_cache_metrics_sample;
@@ -149,6 +152,7 @@ Status complete_app_options(Options& o, const std::string& path) {
   }
   if (o.app.served_model_names.empty()) o.app.served_model_names.push_back(name_of_model(o.model));
   o.app.web_page = !o.no_web_page;
+  FRESHET_ASSIGN_OR_RETURN(o.app.media, media_options(o.media));
   FRESHET_ASSIGN_OR_RETURN(o.app.sampling_defaults, default_sampling(o.generation_config, path));
   return {};
 }
@@ -220,6 +224,7 @@ Status serve(Options& o, Context& context) {
         "freshet: waiting for running requests; press Ctrl-C again to stop at once");
   app->drain();
   const bool finished = http->stop(o.shutdown_timeout_s);
+  app->end_work();
   engine.reset();  // before anything that its callbacks use is destroyed
   if (!finished) return io_error("some requests were cut off after {} s", o.shutdown_timeout_s);
   return {};
@@ -433,6 +438,7 @@ void add_serve(CLI::App& program, Context& context, Action& action) {
                      "Model folder, .gguf file or name (default: the embedded model)");
   add_engine_options(command, o->run);
   add_http_options(command, *o);
+  add_media_options(command, o->media);
   add_limit_options(command, *o);
   add_scheduler_options(command, *o);
   add_metrics_options(command, *o);

@@ -14,32 +14,14 @@ namespace {
 
 // Commands of other programs, and other words for ours.
 constexpr std::pair<const char*, const char*> kOtherWords[] = {
-    {"generate", "run"},
-    {"complete", "run"},
-    {"completion", "run"},
-    {"ask", "run"},
-    {"server", "serve"},
-    {"start", "serve"},
-    {"api", "serve"},
-    {"cli", "chat"},
-    {"talk", "chat"},
-    {"quantize", "convert"},
-    {"export", "convert"},
-    {"info", "inspect"},
-    {"benchmark", "bench"},
-    {"perplexity", "eval perplexity"},
-    {"gpus", "devices"},
-    {"gpu", "devices"},
-    {"template", "apply-template"},
-    {"encode", "tokenize"},
-    {"tokens", "tokenize"},
-    {"logits", "eval logits"},
-    {"ls", "list"},
-    {"models", "list"},
-    {"download", "pull"},
-    {"get", "pull"},
-    {"remove", "rm"},
-    {"delete", "rm"},
+    {"generate", "run"},    {"complete", "run"},    {"ask", "run"},
+    {"server", "serve"},    {"start", "serve"},     {"api", "serve"},
+    {"cli", "chat"},        {"talk", "chat"},       {"export", "convert"},
+    {"info", "inspect"},    {"benchmark", "bench"}, {"perplexity", "eval perplexity"},
+    {"gpus", "devices"},    {"gpu", "devices"},     {"template", "apply-template"},
+    {"encode", "tokenize"}, {"tokens", "tokenize"}, {"logits", "eval logits"},
+    {"ls", "list"},         {"models", "list"},     {"download", "pull"},
+    {"get", "pull"},        {"remove", "rm"},       {"delete", "rm"},
 };
 
 const CLI::App& chosen_command(const CLI::App& program) {
@@ -52,13 +34,6 @@ std::vector<std::string> names_of_commands(const CLI::App& command) {
   std::vector<std::string> names;
   for (const CLI::App* sub : command.get_subcommands({})) names.push_back(sub->get_name());
   return names;
-}
-
-// "run", "bench serve"
-std::string path_of(const CLI::App& command) {
-  if (command.get_parent() == nullptr) return {};
-  const std::string above = path_of(*command.get_parent());
-  return above.empty() ? command.get_name() : above + " " + command.get_name();
 }
 
 std::string upper_case(std::string text) {
@@ -131,6 +106,12 @@ std::string required(const CLI::App& command, std::string message) {
 }
 
 }  // namespace
+
+std::string path_of(const CLI::App& command) {
+  if (command.get_parent() == nullptr) return {};
+  const std::string above = path_of(*command.get_parent());
+  return above.empty() ? command.get_name() : above + " " + command.get_name();
+}
 
 std::string usage_error(const CLI::App& program, const CLI::ParseError& error) {
   const CLI::App& command = chosen_command(program);

@@ -8,8 +8,10 @@
 #include <mutex>
 #include <random>
 
+#include "base/log.h"
 #include "base/units.h"
 #include "engine/memory.h"
+#include "engine/picture_text.h"
 #include "engine/plan.h"
 #include "engine/prefix_files.h"
 #include "engine/retention.h"
@@ -34,11 +36,14 @@ struct Engine::Impl {
   engine::MemoryPlan plan;
   CacheInfo cache;
   PooledHeads heads;
+  std::optional<PictureReading> reading;  // of pictures, if the model has a tower
   std::optional<speculative::Config> speculation;
   std::unique_ptr<speculative::Drafter> drafter;
   std::unique_ptr<speculative::LengthController> lengths;
   kv_cache::TierConfig tier_config;
   std::unique_ptr<kv_cache::TierStore> tiers;
+  std::string model_path;
+  std::vector<int32_t> decoder_start;
   std::string identity;   // of cached blocks
   Status keeps_prefixes;  // an error: why they cannot be kept outside of the cache
   std::unique_ptr<engine::StepLoop> loop;
@@ -108,7 +113,7 @@ std::vector<int32_t> end_ids(const Checkpoint& checkpoint, const Vocabulary& voc
 }
 
 // What the decoder of an encoder-decoder begins with.
-std::vector<int32_t> decoder_start(const Checkpoint& checkpoint) {
+std::vector<int32_t> read_decoder_start(const Checkpoint& checkpoint) {
   std::vector<int32_t> ids;
   for (const char* key : {"decoder_start_token_id", "forced_bos_token_id"}) {
     const json::Value& generation = checkpoint.generation_config();
@@ -119,6 +124,23 @@ std::vector<int32_t> decoder_start(const Checkpoint& checkpoint) {
   }
   if (ids.empty()) ids.push_back(0);
   return ids;
+}
+
+// How pictures are taken; nothing if the model has no tower, or not on this device.
+Result<std::optional<PictureReading>> picture_reading(const std::string& folder, Model& model) {
+  const std::shared_ptr<const VisionSpec>& vision = model.spec().vision;
+  if (vision == nullptr) return std::optional<PictureReading>();
+  if (model.vision() == nullptr) {
+    log_warning("pictures are read on the CPU only: here the model takes text (--device cpu)");
+    return std::optional<PictureReading>();
+  }
+  if (vision->cross) {
+    log_warning("{} reads pictures by cross-attention, which requests cannot use: it takes text",
+                model.spec().architecture);
+    return std::optional<PictureReading>();
+  }
+  FRESHET_ASSIGN_OR_RETURN(media::ImageSettings settings, media::load_image_settings(folder));
+  return std::optional(PictureReading{std::move(settings), vision->image_token});
 }
 
 Result<std::optional<speculative::Config>> read_speculation(const EngineOptions& options,
@@ -134,6 +156,10 @@ Result<std::optional<speculative::Config>> read_speculation(const EngineOptions&
   }
   FRESHET_ASSIGN_OR_RETURN(speculative::Config config,
                            speculative::parse_config(options.speculative_config));
+  if (spec.vision != nullptr && speculative::find_method(config.method)->cost != nullptr) {
+    return unsupported("{} reads pictures, which drafters with weights do not: draft with ngram",
+                       spec.architecture);
+  }
   if (config.tree.wanted() && kv_cache_spec(spec, ops::KvType::kF16).state_group() >= 0) {
     return unsupported(
         "draft trees need a model without states: {} has state-space or "
@@ -207,8 +233,8 @@ Result<CacheLayout> cache_layout(const EngineOptions& options, const runtime::Co
   layout.kv = kv_cache_spec(spec, layout.types);
   FRESHET_ASSIGN_OR_RETURN(
       layout.retention, engine::usual_retention(options, compute.device() != nullptr, layout.kv));
-  FRESHET_ASSIGN_OR_RETURN(layout.sparse,
-                           engine::usual_sparse(options, compute.device() != nullptr, layout.kv));
+  FRESHET_ASSIGN_OR_RETURN(layout.sparse, engine::usual_sparse(options, compute.device() != nullptr,
+                                                               spec.vision != nullptr, layout.kv));
   return layout;
 }
 
@@ -320,10 +346,18 @@ Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const Memor
   return l;
 }
 
-// The controller of draft lengths, which measures the model's steps.
+void set_drafting(const speculative::Config& config, const EngineOptions& options,
+                  engine::StepLoopOptions& l) {
+  l.max_drafts = config.limit();
+  l.acceptance = config.acceptance;
+  l.acceptance.count_rejections = options.count_rejections;
+  if (config.tree.wanted()) l.tree_max_batch = config.tree.max_batch;
+}
+
+// The controller of draft lengths, which measures the model's steps and tells the drafter of them.
 Result<std::unique_ptr<speculative::LengthController>> make_lengths(
     const speculative::Config& config, const MemoryPlan& plan, const runtime::LoadedModel& loaded,
-    const KvStorage& cache) {
+    const KvStorage& cache, speculative::Drafter& drafter) {
   constexpr int kMeasuredRows = 128;
   speculative::MeasuredSteps steps;
   steps.max_rows = std::min({plan.max_logit_rows, plan.max_num_batched_tokens, kMeasuredRows});
@@ -332,9 +366,13 @@ Result<std::unique_ptr<speculative::LengthController>> make_lengths(
   FRESHET_ASSIGN_OR_RETURN(
       speculative::StepCosts costs,
       speculative::measure_steps(loaded.model(), cache, steps, loaded.ops().host_memory()));
-  return std::make_unique<speculative::LengthController>(
-      std::move(costs), speculative::LengthOptions{.max_drafts = config.limit(),
-                                                   .fixed = config.num_speculative_tokens > 0});
+  const speculative::LengthOptions options{
+      .max_drafts = config.limit(),
+      .fixed = config.num_speculative_tokens > 0,
+      .lookups = !config.lookups.empty() && !speculative::find_method(config.method)->looks_up};
+  auto lengths = std::make_unique<speculative::LengthController>(std::move(costs), options);
+  drafter.use_costs(lengths->costs());
+  return lengths;
 }
 
 CacheInfo describe_cache(const EngineOptions& o, const MemoryPlan& plan, bool shared) {
@@ -395,6 +433,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   };
   progress("reading the configuration", 0.0);
   auto impl = std::make_unique<Impl>();
+  impl->model_path = options.model;
   FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model));
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
   const runtime::LoadOptions loading = load_options(options);
@@ -411,34 +450,31 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   if (spec.encoder != nullptr) {
     // Keys and values of the decoder's tokens depend on what the encoder has read.
     l.share_prefixes = false;
-    l.decoder_start = decoder_start(checkpoint);
+    l.decoder_start = impl->decoder_start = read_decoder_start(checkpoint);
   }
   impl->cache = describe_cache(options, plan, l.share_prefixes);
   impl->keeps_prefixes = engine::keeps_prefixes(spec, plan.groups, l.share_prefixes);
   if (impl->tier_config.wanted()) FRESHET_RETURN_IF_ERROR(impl->keeps_prefixes);
-
   auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
   FRESHET_ASSIGN_OR_RETURN(impl->loaded, runtime::LoadedModel::load(compute, checkpoint, loading));
   if (speculation != nullptr) {
     progress("loading the drafter", 0.0);
-    FRESHET_ASSIGN_OR_RETURN(impl->drafter,
-                             speculative::find_method(speculation->method)
-                                 ->make({*speculation, loading, checkpoint, *impl->loaded, compute,
-                                         layout.types.type, plan.max_model_len, plan.max_num_seqs,
-                                         plan.max_num_batched_tokens, plan.cache_tokens()}));
+    FRESHET_ASSIGN_OR_RETURN(
+        impl->drafter,
+        speculative::make_drafter({*speculation, loading, checkpoint, *impl->loaded, compute,
+                                   layout.types.type, plan.max_model_len, plan.max_num_seqs,
+                                   plan.max_num_batched_tokens, plan.cache_tokens()}));
     FRESHET_RETURN_IF_ERROR(impl->loaded->model().capture(impl->drafter->needs().boundaries));
     l.drafter = impl->drafter.get();
-    l.max_drafts = speculation->limit();
-    l.acceptance = speculation->acceptance;
-    l.acceptance.count_rejections = options.count_rejections;
-    if (speculation->tree.wanted()) l.tree_max_batch = speculation->tree.max_batch;
+    set_drafting(*speculation, options, l);
   }
   FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
       {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));
   FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(layout.kv, plan.blocks));
   if (speculation != nullptr) {
     progress("measuring the model's steps", 0.0);
-    FRESHET_ASSIGN_OR_RETURN(impl->lengths, make_lengths(*speculation, plan, *impl->loaded, cache));
+    FRESHET_ASSIGN_OR_RETURN(
+        impl->lengths, make_lengths(*speculation, plan, *impl->loaded, cache, *impl->drafter));
     l.lengths = impl->lengths.get();
   }
   FRESHET_RETURN_IF_ERROR(impl->open_tiers(options, checkpoint, cache, l));
@@ -448,6 +484,8 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   l.eos = end_ids(checkpoint, words, spec.vocab_size);
   FRESHET_ASSIGN_OR_RETURN(l.heads, models::read_pooled_heads(checkpoint, spec));
   impl->heads = l.heads;
+  FRESHET_ASSIGN_OR_RETURN(impl->reading, picture_reading(options.model, impl->loaded->model()));
+  l.picture_cache_bytes = options.picture_cache_bytes;
   impl->tokenizer.emplace(std::move(words.tokenizer));
   impl->has_tokenizer = words.real;
   FRESHET_ASSIGN_OR_RETURN(
@@ -503,8 +541,18 @@ bool Engine::has_tokenizer() const {
 const Model& Engine::model() const {
   return impl_->loaded->model();
 }
+const PictureReading* Engine::pictures() const {
+  return impl_->reading ? &*impl_->reading : nullptr;
+}
+
 const PooledHeads& Engine::heads() const {
   return impl_->heads;
+}
+const std::string& Engine::model_path() const {
+  return impl_->model_path;
+}
+const std::vector<int32_t>& Engine::decoder_start() const {
+  return impl_->decoder_start;
 }
 int Engine::max_model_len() const {
   return impl_->plan.max_model_len;

@@ -4,8 +4,11 @@
 // computed with them is shared.
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <future>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -244,26 +247,45 @@ TEST_P(SparseAttention, NeedsAnEngineThatBoundsKeys) {
 // What cannot be combined is refused in one line.
 TEST(SparseAttentionChecks, RefuseWhatCannotSelect) {
   const std::string quest = R"({"policy": "quest", "budget": 64})";
-  const auto error = [&](const char* model, const std::function<void(EngineOptions&)>& change) {
+  const std::string golden = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/";
+  const std::string seeded = std::string(FRESHET_UNPACKED_DATA) + "/seeded/";
+  const auto error = [&](const std::string& model,
+                         const std::function<void(EngineOptions&)>& change) {
     EngineOptions o;
-    o.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + model;
+    o.model = model;
     o.threads = 1;
     o.sparse_attention = quest;
     change(o);
     return Engine::load(o).status().message();
   };
   const auto none = [](EngineOptions&) {};
-  EXPECT_NE(error("deepseek-v3", none).find("latent attention"), std::string::npos);
-  EXPECT_NE(error("llama",
+  const std::pair<std::string, const char*> models[] = {
+      {golden + "deepseek-v3", "latent attention (MLA)"},
+      {seeded + "bloom", "a bias by distance"},
+      {seeded + "bart", "encoder-decoders"},
+      {seeded + "bert", "read both ways"},
+      {seeded + "mamba2", "models with states"},
+      {seeded + "gemma3-vision", "models that read pictures"},
+      {seeded + "qwen2-vl", "models that read pictures"},
+      {seeded + "mllama", "models that read pictures"},
+  };
+  for (const auto& [model, says] : models) {
+    const std::string message = error(model, none);
+    EXPECT_NE(message.find("--sparse-attention does not go with"), std::string::npos) << message;
+    EXPECT_NE(message.find(says), std::string::npos) << model << ": " << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  }
+  EXPECT_NE(error(golden + "llama",
                   [](EngineOptions& o) { o.kv_eviction = R"({"policy": "snapkv", "budget": 64})"; })
                 .find("--kv-eviction"),
             std::string::npos);
-  EXPECT_NE(error("llama", [](EngineOptions& o) { o.sparse_attention = R"({"policy": "quest"})"; })
+  EXPECT_NE(error(golden + "llama",
+                  [](EngineOptions& o) { o.sparse_attention = R"({"policy": "quest"})"; })
                 .find("budget"),
             std::string::npos);
 
   EngineOptions o;
-  o.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
+  o.model = golden + "llama";
   o.threads = 1;
   o.sparse_attention = quest;
   auto engine = Engine::load(o);

@@ -11,6 +11,7 @@
 #include "engine/outputs/request_output.h"
 #include "engine/retention.h"
 #include "engine/sparse.h"
+#include "engine/tower_rows.h"
 #include "freshet/engine.h"
 #include "scheduler/scheduler.h"
 
@@ -26,9 +27,10 @@ struct LiveRequest {
   std::vector<std::unique_ptr<RequestOutput>> outputs;
   kv_cache::Retention retention;  // nullptr: all keys are kept
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
+  bool started = false;                    // a step was scheduled for it
+  bool over = false;                       // its outputs have all they asked for
+  std::unique_ptr<LivePictures> pictures;  // nullptr: there are none
   kv_cache::SparseAttention sparse;
-  bool started = false;  // a step was scheduled for it
-  bool over = false;     // its outputs have all they asked for
 };
 
 // What decides how a request is read, of the loop's options.

@@ -43,7 +43,8 @@ ModelRunner::ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer sa
       sampled_(std::move(sampled)),
       states_(std::move(states)),
       boundaries_(std::move(boundaries)),
-      vocab_(model.spec().vocab_size) {
+      vocab_(model.spec().vocab_size),
+      axes_(position_axes(model.spec())) {
   for (Turn& turn : turns_) turn.batch.tables.resize(cache_.spec().groups.size());
   for (Buffer& buffer : boundaries_) boundary_data_.push_back(buffer.as<float>());
 }
@@ -60,6 +61,7 @@ void ModelRunner::clear(Turn& turn, const Step& step) {
   b.scored.clear();
   b.sparse.clear();
   b.state_saves.clear();
+  runtime::clear_picture_tokens(b);
   turn.order.clear();
   for (const bool single : {true, false}) {
     for (size_t i = 0; i < step.items.size(); ++i) {
@@ -70,11 +72,15 @@ void ModelRunner::clear(Turn& turn, const Step& step) {
   turn.first_token.resize(step.items.size());
 }
 
-void ModelRunner::add(Turn& turn, size_t item, const StepItem& part, const Sequence& s) {
+void ModelRunner::add(Turn& turn, size_t item, const StepItem& part, const Sequence& s,
+                      const Pictures& pictures) {
   ForwardBatch& b = turn.batch;
   const int32_t known = s.size();
   const std::vector<int32_t>& drafts = s.draft_of(part);
   turn.first_token[item] = std::ssize(b.token_ids);
+  if (pictures.prompt != nullptr) {
+    runtime::add_picture_tokens(*pictures.prompt, pictures.rows, axes_, part.first, part.count, b);
+  }
   for (int32_t p = part.first; p < part.first + part.count; ++p) {
     const bool draft = p >= known;
     const int32_t id =
@@ -192,7 +198,7 @@ void ModelRunner::fill_encoder_table(Turn& turn, size_t group, const Step& step,
 }
 
 void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler, bool states,
-                        Describe describe, Encode encode) {
+                        Describe describe, Encode encode, Show show) {
   for (const kv_cache::BlockCopy& copy : step.copies) {
     cache_.copy_block(copy.group, copy.from, copy.to);
   }
@@ -203,7 +209,8 @@ void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler,
   row_of_.clear();
   clear(turn, step);
   for (const size_t item : turn.order)
-    add(turn, item, step.items[item], scheduler.sequence(step.items[item].sequence));
+    add(turn, item, step.items[item], scheduler.sequence(step.items[item].sequence), show(item));
+  runtime::complete_picture_tokens(axes_, b);
   if (!b.token_types.empty()) b.token_types.resize(b.token_ids.size());
   b.encoder_inputs.clear();
   for (size_t row = 0; row < turn.order.size(); ++row) {

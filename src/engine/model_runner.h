@@ -15,6 +15,7 @@
 #include "base/thread_pool.h"
 #include "layers/batch.h"
 #include "layers/model.h"
+#include "runtime/picture_prompt.h"
 #include "scheduler/scheduler.h"
 #include "tensor/buffer.h"
 
@@ -37,11 +38,18 @@ class ModelRunner {
   // What the encoder reads for an item that says `encodes`; valid until the step is finished.
   using Encode = FunctionRef<EncoderInput(size_t item)>;
 
+  // The pictures of the item's sequence; their rows must be valid until the step is finished.
+  struct Pictures {
+    const runtime::PicturePrompt* prompt = nullptr;  // nullptr: it has none
+    std::span<const VisionRows* const> rows;         // those that the item reads
+  };
+  using Show = FunctionRef<Pictures(size_t item)>;
+
   // `states`: whether the states after the final norm are wanted too. If the model samples tokens,
   // a step may be started before the one in front is finished; its sequences' expected tokens are
   // then taken from there. At most two steps are in flight.
   void start(const scheduler::Step& step, const scheduler::Scheduler& scheduler, bool states,
-             Describe describe, Encode encode);
+             Describe describe, Encode encode, Show show);
   // Does an eviction of a step that is scheduled, before it is started. No step may be in flight.
   void evict(const scheduler::Eviction& eviction, const kv_cache::RetentionPolicy& policy);
   bool evicts() const { return model_->key_ops() != nullptr; }
@@ -77,7 +85,7 @@ class ModelRunner {
               std::vector<Buffer> boundaries);
   void clear(Turn& turn, const scheduler::Step& step);
   void add(Turn& turn, size_t item, const scheduler::StepItem& part,
-           const scheduler::Sequence& sequence);
+           const scheduler::Sequence& sequence, const Pictures& pictures);
   void score(Turn& turn, const scheduler::StepItem& part, const scheduler::Sequence& sequence);
   void describe_rows(Turn& turn, const scheduler::Step& step, Describe describe);
   void fill_tables(Turn& turn, const scheduler::Step& step, const scheduler::Scheduler& scheduler);
@@ -95,6 +103,7 @@ class ModelRunner {
   std::vector<Buffer> boundaries_;  // the same for each captured boundary
   std::vector<float*> boundary_data_;
   int64_t vocab_;
+  int64_t axes_;  // of positions
   Turn turns_[2];
   int started_ = 0, finished_ = 0;  // indices of the turns last started and finished
   // Of the step started last, and of the one before: the row that gives each sequence's next token.

@@ -233,10 +233,10 @@ int32_t planned_checkpoints(const PlanRequest& r, const MemoryPlan& plan) {
 Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   const auto model_context = static_cast<int>(std::min<int64_t>(r.model_context, INT32_MAX / 2));
   if (r.max_model_len < 0 || r.max_model_len == 1) {
-    return invalid_argument("max_model_len is {}: must be 2 or more", r.max_model_len);
+    return invalid_argument("--max-model-len is {}: must be 2 or more", r.max_model_len);
   }
   if (r.max_model_len > model_context) {
-    return invalid_argument("max_model_len is {}: the model allows {}", r.max_model_len,
+    return invalid_argument("--max-model-len is {}: the model allows {}", r.max_model_len,
                             model_context);
   }
   MemoryPlan plan;
@@ -310,7 +310,7 @@ std::vector<int32_t> blocks_of_step(const PlanRequest& r, const MemoryPlan& plan
 Result<MemoryPlan> plan_whole(PlanRequest r) {
   const auto context = static_cast<int>(std::min<int64_t>(r.model_context, INT32_MAX / 2));
   if (r.max_model_len > context) {
-    return invalid_argument("max_model_len is {}: the model allows {}", r.max_model_len, context);
+    return invalid_argument("--max-model-len is {}: the model allows {}", r.max_model_len, context);
   }
   const bool length_given = r.max_model_len > 0, tokens_given = r.max_num_batched_tokens > 0;
   if (length_given && tokens_given && r.max_num_batched_tokens < r.max_model_len) {

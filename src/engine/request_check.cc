@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/tower_rows.h"
 #include "grammar/late_matcher.h"
 #include "sampling/params.h"
 
@@ -105,6 +106,27 @@ std::optional<RequestError> find_encoder_error(const Request& r, const RequestLi
   return {};
 }
 
+std::optional<RequestError> find_picture_error(const Request& r, const RequestLimits& limits) {
+  if (r.pictures.empty()) return {};
+  if (!limits.sees) return wrong("prompt", "this model reads text only: it takes no pictures");
+  if (r.pooling != Pooling::kNone)
+    return wrong("prompt", "pictures go with generated text only, not with embeddings");
+  const auto retention = retention_of(r, limits.retention);
+  if (retention.ok() && *retention != nullptr)
+    return wrong("kv_eviction", "a prompt with pictures keeps all keys: leave out kv_eviction");
+  const auto placed = place_request(r, *limits.spec);
+  if (!placed.ok()) return wrong("prompt", "{}", placed.status().message());
+  if (!sees_whole_pictures(*limits.spec)) return {};
+  for (const runtime::PicturePlace& place : placed->places) {
+    if (place.count <= limits.most_tokens_together) continue;
+    return wrong("prompt",
+                 "a picture of {} tokens runs in one step, and a step has at most {} "
+                 "(--max-num-batched-tokens)",
+                 place.count, limits.most_tokens_together);
+  }
+  return {};
+}
+
 }  // namespace
 
 EncoderLimits limits_of(const ModelSpec* encoder) {
@@ -137,9 +159,12 @@ std::optional<RequestError> find_error(const Request& r, const RequestLimits& li
     }
   }
   if (auto error = find_pooling_error(r, limits)) return error;
+  if (auto error = find_picture_error(r, limits)) return error;
   if (r.params.grammar && r.params.beam_width > 0) {
     return wrong("grammar", "structured output and beam search cannot be combined");
   }
+  if (r.params.rules != nullptr && r.params.beam_width > 0)
+    return wrong("beam_width", "a model's own rules and beam search cannot be combined");
   if (r.params.grammar && (r.params.grammar->trie().vocab_size() > limits.vocab ||
                            (r.params.thought && r.params.thought->vocab_size() > limits.vocab))) {
     return wrong("grammar", "the grammar was compiled for another vocabulary");

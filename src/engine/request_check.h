@@ -30,6 +30,9 @@ struct RequestLimits {
   EncoderLimits encoder;
   const KvCacheSpec* cache = nullptr;  // nullptr: keys of live sequences cannot be evicted here
   kv_cache::Retention retention = {};  // of requests that name none
+  const ModelSpec* spec = nullptr;     // needed if `sees`
+  bool sees = false;                   // the model has a tower for pictures
+  int64_t most_tokens_together = 0;    // of a prompt, in one step
   // Of requests that name none. If it does not select, keys have no bounds and none may.
   kv_cache::SparseAttention sparse = {};
 };

@@ -39,7 +39,7 @@ Status check_selectable(const KvCacheSpec& cache) {
 }  // namespace
 
 Result<kv_cache::SparseAttention> usual_sparse(const EngineOptions& options, bool on_device,
-                                               KvCacheSpec& cache) {
+                                               bool sees, KvCacheSpec& cache) {
   if (options.sparse_attention.empty()) return kv_cache::SparseAttention{};
   FRESHET_ASSIGN_OR_RETURN(const auto sparse,
                            kv_cache::make_sparse_attention(options.sparse_attention));
@@ -47,6 +47,7 @@ Result<kv_cache::SparseAttention> usual_sparse(const EngineOptions& options, boo
   if (on_device) return unsupported("--sparse-attention needs the CPU; use --device cpu");
   if (!options.kv_eviction.empty())
     return invalid_argument("--sparse-attention does not go with --kv-eviction");
+  if (sees) return unsupported("--sparse-attention does not go with models that read pictures");
   FRESHET_RETURN_IF_ERROR(check_selectable(cache));
   cache = with_bounds(cache);
   return sparse;

@@ -13,8 +13,9 @@ Result<kv_cache::SparseAttention> sparse_of(const Request& request,
                                             const kv_cache::SparseAttention& usual);
 
 // An engine's own choice, from EngineOptions::sparse_attention. If it selects, the keys of `cache`
-// get bounds. Errors: no layer can read selectively, or another option forbids it.
+// get bounds. `sees`: the model has a tower for pictures, whose rows may attend to one another.
+// Errors: no layer can read selectively, or the model or another option forbids it.
 Result<kv_cache::SparseAttention> usual_sparse(const EngineOptions& options, bool on_device,
-                                               KvCacheSpec& cache);
+                                               bool sees, KvCacheSpec& cache);
 
 }  // namespace freshet::engine

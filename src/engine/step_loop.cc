@@ -25,13 +25,16 @@ uint64_t owner_of(const scheduler::Sequence& s) {
 StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
                    std::unique_ptr<kv_cache::BlockCache> blocks,
                    std::unique_ptr<scheduler::Scheduler> scheduler, ModelRunner runner,
-                   const ModelSpec& spec)
+                   Model& model)
     : options_(options),
       has_tokenizer_(tokenizer != nullptr),
-      generates_(spec.generates),
-      whole_prompts_(reads_both_ways(spec)),
-      token_types_(spec.token_types),
-      encoder_(limits_of(spec.encoder.get())),
+      generates_(model.spec().generates),
+      whole_prompts_(reads_both_ways(model.spec())),
+      token_types_(model.spec().token_types),
+      encoder_(limits_of(model.spec().encoder.get())),
+      spec_(model.spec()),
+      sees_(model.vision() != nullptr && !model.spec().vision->cross),
+      tower_(model.vision(), options.picture_cache_bytes),
       pool_(pool),
       blocks_(std::move(blocks)),
       scheduler_(std::move(scheduler)),
@@ -69,8 +72,7 @@ Result<std::unique_ptr<StepLoop>> StepLoop::start(const StepLoopOptions& options
                           host_memory));
   FRESHET_ASSIGN_OR_RETURN(auto scheduler, scheduler::Scheduler::create(scheduling, *blocks));
   std::unique_ptr<StepLoop> loop(new StepLoop(options, tokenizer, pool, std::move(blocks),
-                                              std::move(scheduler), std::move(runner),
-                                              model.spec()));
+                                              std::move(scheduler), std::move(runner), model));
   if (options.tiers != nullptr) {
     loop->scheduler_->set_store(*options.tiers, options.save_prompts_only);
     options.tiers->set_on_loaded([l = loop.get()] {
@@ -99,12 +101,12 @@ StepLoop::~StepLoop() {
 // ---- from any thread -------------------------------------------------------------------------
 
 std::optional<RequestError> StepLoop::check(const Request& request) const {
-  return find_error(
-      request,
-      {runner_.vocab(), options_.scheduler.max_model_len, options_.scheduler.max_num_seqs,
-       has_tokenizer_, options_.drafter != nullptr, generates_,
-       options_.heads.classifier.has_value(), token_types_, encoder_,
-       runner_.evicts() ? &runner_.cache().spec() : nullptr, options_.retention, options_.sparse});
+  const scheduler::SchedulerOptions& steps = options_.scheduler;
+  return find_error(request,
+                    {runner_.vocab(), steps.max_model_len, steps.max_num_seqs, has_tokenizer_,
+                     options_.drafter != nullptr, generates_, options_.heads.classifier.has_value(),
+                     token_types_, encoder_, runner_.evicts() ? &runner_.cache().spec() : nullptr,
+                     options_.retention, &spec_, sees_, scheduler_->chunk(), options_.sparse});
 }
 
 Result<uint64_t> StepLoop::submit(Request request) {
@@ -239,6 +241,7 @@ bool StepLoop::schedule() {
 void StepLoop::run() {
   StepInFlight& step = in_flight_.back();
   fill_masks(step);
+  find_rows(step);
   runner_.start(
       step.plan, *scheduler_, wants_states(step),
       [&](size_t i, int32_t row, std::vector<int32_t>& words) {
@@ -258,7 +261,8 @@ void StepLoop::run() {
         input.features = r.features.data();
         input.frames = r.frames;
         return input;
-      });
+      },
+      [&](size_t i) { return pictures_of(*step.requests[i]); });
   // With a step in front, the rows are listed when its tokens are known (commit).
   if (in_flight_.size() == 1) list_rows(step);
 }
@@ -327,7 +331,7 @@ void StepLoop::propose() {
     options_.lengths->choose(drafts_);
     asked = 0;
     for (size_t i = 0; i < drafts_.size(); ++i) {
-      if (drafts_[i].limit <= 0) continue;
+      if (drafts_[i].limit <= 0 && drafts_[i].lookup_limit <= 0) continue;
       std::swap(drafts_[i], drafts_[asked]);
       std::swap(drafted_[i], drafted_[asked]);
       ++asked;
@@ -530,7 +534,9 @@ void StepLoop::begin(uint64_t id, Request request) {
                                 services_);
   const int64_t now = now_us();
   scheduler::NewRequest order = order_of(*live, now);
+  const Status pictured = begin_pictures(*live, order);
   live_[id] = std::move(live);
+  if (!pictured.ok()) return end_request(id, FinishReason::kError, pictured);
   const auto sequence = scheduler_->submit(std::move(order), now);
   if (!sequence.ok()) end_request(id, FinishReason::kError, sequence.status());
 }

@@ -33,6 +33,7 @@
 #include "engine/live_request.h"
 #include "engine/model_runner.h"
 #include "engine/request_check.h"
+#include "engine/tower_rows.h"
 #include "freshet/engine.h"
 #include "kv_cache/tier_store.h"
 #include "scheduler/scheduler.h"
@@ -66,6 +67,7 @@ struct StepLoopOptions {
   bool save_prompts_only = false;
   // Of requests that name none; nullptr: they keep all keys. Goes with the scheduler's max_slots.
   kv_cache::Retention retention;
+  size_t picture_cache_bytes = 0;  // of what the tower made of pictures
   // Of requests that name none. If it selects, the cache bounds its keys.
   kv_cache::SparseAttention sparse;
 };
@@ -101,12 +103,12 @@ class StepLoop {
     int64_t prompt_tokens = 0;                // computed
     bool runs_ahead = false;                  // the next step may start before its tokens are known
     int64_t started_at = 0;                   // in microseconds
+    std::vector<TowerRows> pictures;          // that the step reads
   };
 
   StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
            std::unique_ptr<kv_cache::BlockCache> blocks,
-           std::unique_ptr<scheduler::Scheduler> scheduler, ModelRunner runner,
-           const ModelSpec& spec);
+           std::unique_ptr<scheduler::Scheduler> scheduler, ModelRunner runner, Model& model);
 
   void loop();
   void empty_inbox();
@@ -119,6 +121,9 @@ class StepLoop {
   void verify(StepInFlight& step);
   void commit(StepInFlight& step);
 
+  Status begin_pictures(LiveRequest& live, scheduler::NewRequest& order);
+  void find_rows(StepInFlight& step);
+  ModelRunner::Pictures pictures_of(const LiveRequest& live);
   int32_t drafts_left(const scheduler::Sequence& s) const;
   void propose();
   void time_step(const StepInFlight& step, int64_t tokens);
@@ -141,6 +146,10 @@ class StepLoop {
   const bool generates_, whole_prompts_;  // of the model
   const int token_types_;
   const EncoderLimits encoder_;
+  const ModelSpec& spec_;
+  const bool sees_;
+  TowerCache tower_;  // of the step thread alone
+  std::vector<const VisionRows*> shown_;
   ThreadPool& pool_;
   std::unique_ptr<kv_cache::BlockCache> blocks_;
   std::unique_ptr<scheduler::Scheduler> scheduler_;

@@ -27,17 +27,6 @@ int layer_of(std::string_view name) {
   return -1;
 }
 
-// Some tokens, always the same; the time does not depend on which.
-std::vector<int32_t> some_tokens(int64_t n, int64_t vocab) {
-  std::vector<int32_t> ids(static_cast<size_t>(n));
-  uint64_t state = 1;
-  for (int32_t& id : ids) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    id = static_cast<int32_t>((state >> 33) % static_cast<uint64_t>(vocab));
-  }
-  return ids;
-}
-
 class Runner {
  public:
   Runner(Session& session, const BenchTest& test)
@@ -79,6 +68,16 @@ class Runner {
 };
 
 }  // namespace
+
+std::vector<int32_t> some_tokens(int64_t n, int64_t vocab, uint64_t seed) {
+  std::vector<int32_t> ids(static_cast<size_t>(n));
+  uint64_t state = seed;
+  for (int32_t& id : ids) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    id = static_cast<int32_t>((state >> 33) % static_cast<uint64_t>(vocab));
+  }
+  return ids;
+}
 
 std::string BenchTest::name() const {
   std::string text;

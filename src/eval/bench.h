@@ -55,6 +55,9 @@ struct BenchResult {
   double spread() const;        // standard deviation of the repetitions' tokens/s
 };
 
+// Some tokens, always the same for a seed.
+std::vector<int32_t> some_tokens(int64_t n, int64_t vocab, uint64_t seed = 1);
+
 // REQUIRES: the session holds test.sequences sequences of test.context() tokens. Prompts run in
 // chunks of session.options().batch tokens. `goes_on` returns false to stop early.
 Result<BenchResult> run_bench(Session& session, const BenchTest& test, int repetitions,

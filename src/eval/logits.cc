@@ -58,6 +58,11 @@ Status score(Session& session, std::span<const std::span<const int32_t>> windows
 
 }  // namespace
 
+int64_t known_ids(const ModelSpec& spec) {
+  const int64_t image_token = spec.vision != nullptr ? spec.vision->image_token : -1;
+  return std::max<int64_t>(spec.vocab_size, image_token + 1);
+}
+
 Status check_ids(std::span<const int32_t> ids, int64_t vocab) {
   for (const int32_t id : ids) {
     if (id < 0 || id >= vocab)
@@ -66,16 +71,31 @@ Status check_ids(std::span<const int32_t> ids, int64_t vocab) {
   return {};
 }
 
+int64_t longest_span(const runtime::PicturePrompt& prompt) {
+  int64_t longest = 0;
+  for (const ops::KeyRange& span : prompt.spans)
+    longest = std::max<int64_t>(longest, span.end - span.first);
+  return longest;
+}
+
 Status each_logits(Session& session, std::span<const int32_t> ids, const EncoderInput& encoder,
+                   const SeenPictures* pictures,
                    const std::function<Status(int64_t, std::span<const float>)>& row) {
   const auto vocab = static_cast<size_t>(session.model().spec().vocab_size);
-  FRESHET_RETURN_IF_ERROR(check_ids(ids, static_cast<int64_t>(vocab)));
-  const int64_t step = std::min(session.options().batch, session.options().logit_rows);
+  FRESHET_RETURN_IF_ERROR(check_ids(ids, known_ids(session.model().spec())));
+  const int64_t step = std::min(session.options().batch, session.options().logit_rows) -
+                       (pictures != nullptr ? longest_span(pictures->prompt) : 0);
   const auto length = static_cast<int64_t>(ids.size());
   session.reset(0);
-  for (int64_t first = 0; first < length; first += step) {
-    const int64_t n = std::min(step, length - first);
+  for (int64_t first = 0, next = 0; first < length; first = next) {
+    // The tokens of a picture that see one another run together.
+    int64_t end = std::min(first + step, length);
+    if (pictures != nullptr && !pictures->prompt.spans.empty())
+      end = std::max<int64_t>(end, pictures->prompt.spans[static_cast<size_t>(end - 1)].end);
+    const int64_t n = end - first;
+    next = end;
     Session::Piece piece{0, ids.subspan(static_cast<size_t>(first), static_cast<size_t>(n)), 0};
+    piece.pictures = pictures;
     if (first == 0) piece.encoder = encoder;
     const std::span<const float> rows = session.run({&piece, 1});
     for (int64_t i = 0; i < n; ++i)

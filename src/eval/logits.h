@@ -13,10 +13,16 @@
 
 namespace freshet::eval {
 
+// Tokens that run together at most, because they see one another.
+int64_t longest_span(const runtime::PicturePrompt& prompt);
+
 // Calls row(position, logits) for each position of `ids`, in order; logits: [vocab].
 // `encoder`: what the encoder reads, of an encoder-decoder, whose decoder's tokens are `ids`.
-// REQUIRES: session.options().context >= ids.size().
+// `pictures`: of the sequence, or nullptr.
+// REQUIRES: session.options().context >= ids.size(), and batches that hold the longest span of the
+// pictures beside a step.
 Status each_logits(Session& session, std::span<const int32_t> ids, const EncoderInput& encoder,
+                   const SeenPictures* pictures,
                    const std::function<Status(int64_t position, std::span<const float>)>& row);
 
 struct PerplexityOptions {
@@ -36,6 +42,10 @@ struct Perplexity {
 Result<Perplexity> perplexity(Session& session, std::span<const int32_t> ids,
                               const PerplexityOptions& options,
                               const std::function<bool(double fraction)>& progress);
+
+// How many ids the model reads: those that it writes, and that of pictures where it lies behind
+// them.
+int64_t known_ids(const ModelSpec& spec);
 
 // Checks token ids against a vocabulary. The error names the first that is too large.
 Status check_ids(std::span<const int32_t> ids, int64_t vocab);

@@ -34,7 +34,8 @@ struct BranchWeightCount {
     return q + kv_down + kv_up + hidden * a.heads * a.value_dim;
   }
   int64_t operator()(const CrossAttentionSpec& a) const {
-    return 2 * int64_t{a.heads} * a.head_dim * (hidden + a.encoder_size);
+    const int64_t kv_heads = a.kv_heads > 0 ? a.kv_heads : a.heads;
+    return 2 * a.head_dim * (a.heads * hidden + kv_heads * a.encoder_size);
   }
   int64_t operator()(const MlpSpec& m) const { return (m.gated ? 3 : 2) * hidden * m.ff; }
   int64_t operator()(const MoeSpec& m) const {

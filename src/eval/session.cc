@@ -79,7 +79,7 @@ void Session::set_length(int sequence, int64_t tokens) {
 
 void Session::fill_tables(const Piece& piece, int row) {
   const auto sequence = static_cast<size_t>(piece.sequence);
-  if (!piece.encoder.ids.empty() || piece.encoder.frames > 0) {
+  if (piece.encoder.positions() > 0) {
     batch_.encoder_inputs.push_back(piece.encoder);
     batch_.encoder_inputs.back().sequence = row;
     encoded_[sequence] = static_cast<int32_t>(piece.encoder.positions());
@@ -90,7 +90,8 @@ void Session::fill_tables(const Piece& piece, int row) {
     for (int64_t b = 0; b < t.stride; ++b)
       t.ids.push_back(static_cast<int32_t>(piece.sequence * t.stride + b));
     if (groups[g].cross == 0) continue;
-    FRESHET_CHECK(encoded_[sequence] > 0, "a sequence without an input of the encoder");
+    FRESHET_CHECK(encoded_[sequence] > 0 || groups[g].spans != SpanUse::kNone,
+                  "a sequence without an input of the encoder");
     t.context_len.push_back(encoded_[sequence]);
   }
 }
@@ -104,6 +105,8 @@ void Session::fill_batch(std::span<const Piece> pieces) {
   batch_.logit_rows.clear();
   batch_.encoder_inputs.clear();
   batch_.sparse.clear();
+  runtime::clear_picture_tokens(batch_);
+  const int axes = position_axes(model().spec());
   for (size_t g = 0; g < batch_.tables.size(); ++g) {
     batch_.tables[g].ids.clear();
     batch_.tables[g].context_len.clear();
@@ -113,6 +116,10 @@ void Session::fill_batch(std::span<const Piece> pieces) {
     int64_t& length = length_[static_cast<size_t>(piece.sequence)];
     const auto first = static_cast<int32_t>(batch_.token_ids.size());
     const auto count = static_cast<int32_t>(piece.ids.size());
+    if (piece.pictures != nullptr) {
+      runtime::add_picture_tokens(piece.pictures->prompt, piece.pictures->pointers(), axes,
+                                  static_cast<int32_t>(length), count, batch_);
+    }
     batch_.token_ids.insert(batch_.token_ids.end(), piece.ids.begin(), piece.ids.end());
     batch_.positions.resize(batch_.token_ids.size());
     std::iota(batch_.positions.begin() + first, batch_.positions.end(),
@@ -134,6 +141,7 @@ void Session::fill_batch(std::span<const Piece> pieces) {
       batch_.logit_rows.push_back(first + static_cast<int32_t>(r));
   }
   if (!batch_.token_types.empty()) batch_.token_types.resize(batch_.token_ids.size());
+  runtime::complete_picture_tokens(axes, batch_);
   FRESHET_CHECK(batch_.tokens() <= options_.batch &&
                 std::ssize(batch_.logit_rows) <= options_.logit_rows);
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "eval/pictures.h"
 #include "kv_cache/sparse_attention.h"
 #include "runtime/loaded_model.h"
 
@@ -63,6 +64,8 @@ class Session {
     // Of encoder-decoders: what the encoder reads, with the sequence's first piece. Its
     // `sequence` is not used.
     EncoderInput encoder = {};
+    // Of the sequence, whose later tokens have it, too; or nullptr.
+    const SeenPictures* pictures = nullptr;
   };
   // Returns the wanted rows, piece after piece: [rows, vocab]; valid until the next run().
   // REQUIRES: the limits of the options.
@@ -70,7 +73,10 @@ class Session {
   // Returns the states after the final norm of all tokens, [tokens, hidden]; valid until the next
   // run. Texts of a model that reads both ways are given whole.
   std::span<const float> run_states(std::span<const Piece> pieces);
-  void reset(int sequence) { length_[static_cast<size_t>(sequence)] = 0; }
+  void reset(int sequence) {
+    length_[static_cast<size_t>(sequence)] = 0;
+    encoded_[static_cast<size_t>(sequence)] = 0;
+  }
   int64_t length(int sequence) const { return length_[static_cast<size_t>(sequence)]; }
   // Whether set_length() can take a sequence back to a prefix of what it has run.
   bool rewinds() const { return state_group_ < 0; }

@@ -82,7 +82,8 @@ std::span<const CatalogueEntry> catalogue() {
 }
 
 const CatalogueEntry* find_in_catalogue(std::string_view name) {
-  const std::string wanted = lower(name);
+  std::string wanted = lower(name);
+  std::replace(wanted.begin(), wanted.end(), ':', '-');
   for (const CatalogueEntry& e : kEntries) {
     if (e.name == wanted) return &e;
   }

@@ -22,7 +22,8 @@ struct CatalogueEntry {
 
 std::span<const CatalogueEntry> catalogue();
 
-// The entry of a name in any case; nullptr if there is none.
+// The entry of a name in any case, also with a colon before the size ("qwen3:4b"); nullptr if there
+// is none.
 const CatalogueEntry* find_in_catalogue(std::string_view name);
 // The name for a repository; "" if the catalogue does not have it.
 std::string_view name_of_repo(std::string_view repo);

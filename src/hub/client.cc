@@ -93,6 +93,9 @@ Result<Answer> HubClient::get_text(const std::string& url,
     auto answer = fetch(f);
     const bool again =
         answer.ok() ? may_succeed_later(*answer) : answer.status().code() == StatusCode::kIo;
+    if (again && !answer.ok() && failures == settings_.retries)
+      return io_error("{} (HTTPS_PROXY sets a proxy, HF_ENDPOINT a mirror)",
+                      answer.status().message());
     if (!again || ++failures > settings_.retries) return answer;
     const double wait = retry_after(failures, answer.ok() ? &*answer : nullptr);
     note(fmt::format("{}: trying again in {:.1f} s",

@@ -130,6 +130,7 @@ Result<KvStorage> KvStorage::allocate(const KvCacheSpec& spec, const std::vector
   storage.blocks_ = blocks;
   storage.group_of_.assign(spec.layers.size(), -1);
   storage.buffers_.resize(spec.layers.size());
+  size_t shared = 0;  // the most that a layer takes
   for (size_t g = 0; g < spec.groups.size(); ++g) {
     FRESHET_CHECK(blocks[g] > 0, "group {} has no blocks", g);
     for (const int layer : spec.groups[g].layers) {
@@ -138,8 +139,13 @@ Result<KvStorage> KvStorage::allocate(const KvCacheSpec& spec, const std::vector
                     layer);
       storage.group_of_[i] = static_cast<int>(g);
       const size_t bytes = spec.layers[i].block_bytes() * static_cast<size_t>(blocks[g]);
+      shared = std::max(shared, bytes);
+      if (spec.takes_turns) continue;
       FRESHET_ASSIGN_OR_RETURN(storage.buffers_[i], Buffer::allocate(bytes, memory));
     }
+  }
+  if (spec.takes_turns) {
+    FRESHET_ASSIGN_OR_RETURN(storage.buffers_[0], Buffer::allocate(shared, memory));
   }
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     FRESHET_CHECK(storage.group_of_[i] >= 0, "layer {} is in no cache group", i);
@@ -147,18 +153,20 @@ Result<KvStorage> KvStorage::allocate(const KvCacheSpec& spec, const std::vector
   return storage;
 }
 
+// A const owner's data are writable: a step writes blocks, but never changes the layout.
+uint8_t* KvStorage::data(size_t layer) const {
+  return const_cast<uint8_t*>(buffers_[spec_.takes_turns ? 0 : layer].data());
+}
+
 ops::KvView KvStorage::layer(int layer) const {
   const auto i = static_cast<size_t>(layer);
-  // The view of a const owner is writable: a step writes blocks, but never changes the layout.
-  return {spec_.layers[i].shape, const_cast<uint8_t*>(buffers_[i].data()),
-          blocks_[static_cast<size_t>(group_of_[i])]};
+  return {spec_.layers[i].shape, data(i), blocks_[static_cast<size_t>(group_of_[i])]};
 }
 
 ops::StateView KvStorage::states(int layer) const {
   const auto i = static_cast<size_t>(layer);
   FRESHET_CHECK(spec_.layers[i].state_bytes > 0, "layer {} of the cache has no state", layer);
-  return {const_cast<uint8_t*>(buffers_[i].data()), spec_.layers[i].state_bytes,
-          blocks_[static_cast<size_t>(group_of_[i])]};
+  return {data(i), spec_.layers[i].state_bytes, blocks_[static_cast<size_t>(group_of_[i])]};
 }
 
 size_t KvStorage::bytes() const {
@@ -172,6 +180,7 @@ bool KvStorage::in_host_memory() const {
 }
 
 void KvStorage::copy_block(int group, int32_t from, int32_t to) {
+  FRESHET_CHECK(!spec_.takes_turns, "a copy of a block that layers share");
   for (const int layer : spec_.groups[static_cast<size_t>(group)].layers) {
     const auto i = static_cast<size_t>(layer);
     const size_t bytes = spec_.layers[i].block_bytes();

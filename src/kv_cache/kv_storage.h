@@ -27,6 +27,14 @@ namespace freshet {
 
 enum class KvKind : uint8_t { kTokens, kState, kCross };
 
+// How a token's stretch of the sequence (ForwardBatch::spans), such as a picture, changes what it
+// sees.
+enum class SpanUse : uint8_t {
+  kNone,
+  kAlso,  // all of its stretch, too
+  kOnly,  // its stretch and nothing else
+};
+
 struct KvGroup {
   int window = 0;           // tokens: 0 is full attention
   std::vector<int> layers;  // of the cache, ascending
@@ -36,6 +44,7 @@ struct KvGroup {
   // sequence; every token sees all of it.
   int cross = 0;
   KvKind kind = KvKind::kTokens;
+  SpanUse spans = SpanUse::kNone;
 };
 
 // The types of a model's cache: one for all layers but those that keep a wider one.
@@ -62,6 +71,9 @@ struct KvLayer {
 struct KvCacheSpec {
   std::vector<KvLayer> layers;  // [layers]
   std::vector<KvGroup> groups;
+  // The layers take turns with one memory: what a layer stores is read in the same step, before
+  // the next layer stores. All groups have equally many blocks.
+  bool takes_turns = false;
   size_t block_bytes(int group) const;  // of one block in all layers of the group
   // The types of a group's layers in the order of the layers: "int4", "f16 and int4".
   std::string type_names(int group) const;
@@ -106,7 +118,8 @@ class KvStorage {
   KvCacheSpec spec_;
   std::vector<int32_t> blocks_;
   std::vector<int> group_of_;
-  std::vector<Buffer> buffers_;  // [layers]
+  uint8_t* data(size_t layer) const;
+  std::vector<Buffer> buffers_;  // [layers]; the first one alone if the layers take turns
 };
 
 }  // namespace freshet

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "layers/branch_kinds.h"
@@ -24,11 +26,16 @@ ops::Product product_of(const Linear& linear, const Into& into) {
   return product;
 }
 
+ops::AttentionBatch stored_batch_of(const Step& step, int cache_layer) {
+  return step.batch.attention(step.cache.group_of(cache_layer));
+}
+
+const KeyView& view_of(const Step& step, int cache_layer) {
+  return step.key_views[static_cast<size_t>(step.cache.group_of(cache_layer))];
+}
+
 ops::AttentionBatch batch_of(const Step& step, int cache_layer) {
-  const int group = step.cache.group_of(cache_layer);
-  ops::AttentionBatch batch = step.batch.attention(group);
-  batch.ranges = step.key_ranges[static_cast<size_t>(group)];
-  return batch;
+  return view_of(step, cache_layer).batch(stored_batch_of(step, cache_layer));
 }
 
 std::span<const ops::ScoredQueries> scored_of(const Step& step, int cache_layer,
@@ -103,7 +110,7 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
   all.in = in;
   ops::Heads& heads = all.attend.heads;
   heads.cache = step.cache.layer(cache_layer);
-  heads.batch = batch_of(step, cache_layer);
+  heads.batch = attends ? batch_of(step, cache_layer) : stored_batch_of(step, cache_layer);
   if (spec.rope >= 0) heads.cos_sin = step.cos_sin[static_cast<size_t>(spec.rope)];
   if (attends) {
     const Matrix q = step.arena.matrix(tokens, int64_t{spec.heads} * spec.head_dim);
@@ -128,6 +135,7 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
       all.attend.params.distance_bias = w.distance_bias.data();
       all.attend.params.bias_reach = spec.bias_distance;
     }
+    if (!spec.slopes.empty()) all.attend.params.slopes = spec.slopes.data();
     all.attend.o = product_of(w.out, into);
     all.attend.o.scale *= v_scale;
     if (v_scale != 1.0f && w.out.bias.data() != nullptr)
@@ -142,8 +150,11 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
   if (!attends || !spec.output_gate) return step.ops.qkv_attention(all);
   const Matrix gate = step.arena.matrix(tokens, all.attend.out.cols);
   const ops::Product gates[] = {product_of(w.gate, gate)};
-  step.ops.project(in, gates);
-  all.in = {in.rows(), nullptr, {}, in.shared};  // normalised now
+  ops::EncodedForms forms;
+  ops::Input shared = in;  // by the gate and by what follows
+  if (shared.shared == nullptr) shared.shared = &forms;
+  step.ops.project(shared, gates);
+  all.in = {in.rows(), nullptr, {}, shared.shared};  // normalised now
   const ops::Product out[] = {std::exchange(all.attend.o, {})};
   step.ops.qkv_attention(all);
   step.ops.sigmoid_product(all.attend.out, gate);
@@ -159,7 +170,11 @@ void gqa_store(Step& step, const AttentionSpec& spec, const AttentionWeights& w,
 
 void gqa_attention(Step& step, const AttentionSpec& spec, const AttentionWeights& w,
                    int cache_layer, const ops::Input& in, const Into& into) {
-  run(step, spec, w, cache_layer, in, true, !step.stored, into);
+  const bool stores = !step.stored;
+  // The parts of a cut batch do not say where keys and values go.
+  const bool apart = stores && view_of(step, cache_layer).cut();
+  if (apart) run(step, spec, w, cache_layer, in, false, true, {});
+  run(step, spec, w, cache_layer, in, true, stores && !apart, into);
 }
 
 size_t gqa_attention_bytes(const AttentionSpec& spec, int64_t tokens) {
@@ -185,20 +200,15 @@ struct GqaKind {
     gqa_store(step, spec, w, cache_layer, in);
   }
   static Status supported(const Spec& spec, const ops::Device& device) {
-    if (spec.output_gate) return unsupported("{} gates no attention; use the CPU", device.name());
-    if (spec.bias_buckets > 0)
-      return unsupported("{} adds no bias by distance; use the CPU", device.name());
-    if (!spec.two_way && spec.chunk == 0 && spec.rotates_keys) return {};
-    return unsupported("{} has no attention {}; use the CPU", device.name(),
-                       spec.two_way     ? "in both directions"
-                       : spec.chunk > 0 ? "in chunks"
-                                        : "with queries scaled by their position");
+    if (spec.slopes.empty()) return {};
+    return unsupported("{} does not run ALiBi: use --device cpu", device.name());
   }
   static BranchCache cache(const Spec& spec, ops::KvType type) {
-    return {{type, spec.kv_heads, spec.head_dim, spec.value_dim, false, spec.bias_buckets > 0},
-            spec.window,
-            spec.chunk,
-            spec.two_way};
+    return {.shape = {type, spec.kv_heads, spec.head_dim, spec.value_dim, false, spec.biased()},
+            .window = spec.window,
+            .chunk = spec.chunk,
+            .two_way = spec.two_way,
+            .spans = spec.spans};
   }
   static int64_t stored_outputs(const Spec& spec) {
     return int64_t{spec.kv_heads} * (spec.head_dim + spec.value_dim);
@@ -224,6 +234,12 @@ struct GqaKind {
       return invalid_argument("layer {}: {} buckets for distances up to {}", layer, a.bias_buckets,
                               a.bias_distance);
     }
+    if (!a.slopes.empty() &&
+        (std::ssize(a.slopes) != a.heads || a.bias_buckets > 0 ||
+         !std::ranges::all_of(a.slopes, [](float x) { return std::isfinite(x); }))) {
+      return invalid_argument("layer {}: {} slopes of positions for {} heads", layer,
+                              a.slopes.size(), a.heads);
+    }
     if (a.window < 0) return invalid_argument("layer {}: sliding window of {}", layer, a.window);
     if (a.chunk < 0 || (a.chunk > 0 && (a.window > 0 || a.two_way))) {
       return invalid_argument("layer {}: attention in chunks of {} with a window or both ways",
@@ -232,14 +248,15 @@ struct GqaKind {
     return validate_rotation(model, a.rope, a.head_dim, layer);
   }
   static std::string describe(const Spec& a) {
-    return fmt::format("{} heads of {} over {} for keys and values{}{}{}", a.heads, a.head_dim,
-                       a.kv_heads,
-                       describe_attention_options(a.window, a.sinks, a.rotates_keys ? a.rope : -1) +
-                           (a.rotates_keys ? "" : ", queries scaled by position") +
-                           (a.chunk > 0 ? fmt::format(", chunks of {}", a.chunk) : "") +
-                           (a.two_way ? ", both directions" : ""),
-                       a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "",
-                       a.output_gate ? ", output gate" : "");
+    return fmt::format(
+        "{} heads of {} over {} for keys and values{}{}{}", a.heads, a.head_dim, a.kv_heads,
+        describe_attention_options(a.window, a.sinks, a.rotates_keys ? a.rope : -1) +
+            (a.rotates_keys ? "" : ", queries scaled by position") +
+            (a.chunk > 0 ? fmt::format(", chunks of {}", a.chunk) : "") +
+            (a.slopes.empty() ? "" : ", ALiBi") + (a.two_way ? ", both directions" : "") +
+            (a.spans == SpanUse::kAlso ? ", both directions in pictures" : ""),
+        a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "",
+        a.output_gate ? ", output gate" : "");
   }
   static void fields(const Spec& a, json::Object& to) {
     to["attention"] = kName;

@@ -26,8 +26,24 @@ struct EncoderInput {
   std::span<const int32_t> ids;     // a text ...
   const float* features = nullptr;  // ... or log-mel features [mel_bins, frames]
   int64_t frames = 0;
+  // ... or the output itself, [state_rows, encoder_size]: that of a tower.
+  const float* states = nullptr;
+  int64_t state_rows = 0;
   // That the encoder makes of it: a stem halves the frames.
-  int64_t positions() const { return frames > 0 ? (frames + 1) / 2 : std::ssize(ids); }
+  int64_t positions() const {
+    return state_rows > 0 ? state_rows : frames > 0 ? (frames + 1) / 2 : std::ssize(ids);
+  }
+};
+
+// Rows of a picture in the place of the embeddings of `count` tokens.
+struct EmbeddingRows {
+  int32_t token = 0;  // the first one, of the batch
+  int32_t count = 0;
+  const float* rows = nullptr;  // [count, hidden], in the host's memory
+  // Further levels are added to the stream behind layers 0, 1 ... (VisionSpec::deep). Level l is
+  // level_stride * l numbers behind `rows`.
+  int levels = 0;
+  int64_t level_stride = 0;
 };
 
 constexpr int64_t kTablePiece = 64;  // strides of tables are multiples of it: few different shapes
@@ -80,6 +96,17 @@ struct ForwardBatch {
   // Encoder-decoders: of the sequences whose keys and values of the encoder's output are not in
   // the cache yet, ascending.
   std::vector<EncoderInput> encoder_inputs;
+
+  std::vector<EmbeddingRows> embedding_rows;  // ascending
+  // Empty, or [tokens, position_axes()]: positions on the axes of RopeSpec::axes, if they are not
+  // all the token's own.
+  std::vector<int32_t> axis_positions;
+  // Empty, or [tokens]: the slots of the stretch of its sequence that the token belongs to, such as
+  // a picture; an empty range: none. SpanUse says what that means.
+  std::vector<ops::KeyRange> spans;
+  // Empty, or [tokens]: the rows of pictures that the token sees by cross-attention. A token with
+  // an empty range stands before all pictures. It attends to all rows, as transformers has it.
+  std::vector<ops::KeyRange> views;
   std::vector<SparseRows> sparse;  // empty, or [sequences]; on the host only
 
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
@@ -103,10 +130,22 @@ struct ForwardBatch {
   }
 };
 
-// What each token attends to in a group of the cache; empty if that is itself and the tokens before
-// it, or those within the group's window.
-void find_key_ranges(const ForwardBatch& batch, int group, const KvGroup& kind,
-                     std::vector<ops::KeyRange>& ranges);
+// What each token attends to in a group of the cache.
+struct KeyView {
+  // Empty if that is the token itself and the tokens before it, or those within the group's window.
+  std::vector<ops::KeyRange> ranges;  // [tokens]
+  // Of cross-attention to pictures: the tokens that attend at all; the lists have these alone.
+  std::vector<int32_t> tokens;
+  // AttentionBatch's ranges do not fall within a sequence. Where they do, the batch is cut: these
+  // are the parts of its sequences, with their block tables. Empty if nothing is cut.
+  std::vector<int32_t> query_start, context_len, tables;
+  int64_t stride = 0;
+
+  bool cut() const { return !query_start.empty(); }
+  // `whole`: the batch that stores.
+  ops::AttentionBatch batch(ops::AttentionBatch whole) const;
+};
+void find_key_ranges(const ForwardBatch& batch, int group, const KvGroup& kind, KeyView& view);
 
 // Makes `to` a batch of the rows that need logits: queries at the ends of the same contexts, whose
 // keys and values the whole batch stores. It has the block tables of `groups` only. Returns false,

@@ -65,11 +65,12 @@ TEST(KeyRanges, FollowTheKindOfGroup) {
   batch.query_start = {0, 5, 7};
   batch.context_len = {5, 9};
   batch.tables.resize(1);
-  std::vector<ops::KeyRange> ranges = {{}};
+  KeyView view;
   const auto ranges_of = [&](const KvGroup& kind) {
-    find_key_ranges(batch, 0, kind, ranges);
+    find_key_ranges(batch, 0, kind, view);
+    EXPECT_FALSE(view.cut());
     std::vector<std::pair<int, int>> pairs;
-    for (const ops::KeyRange& r : ranges) pairs.emplace_back(r.first, r.end);
+    for (const ops::KeyRange& r : view.ranges) pairs.emplace_back(r.first, r.end);
     return pairs;
   };
   using Pairs = std::vector<std::pair<int, int>>;
@@ -81,6 +82,56 @@ TEST(KeyRanges, FollowTheKindOfGroup) {
             (Pairs{{0, 5}, {0, 5}, {0, 5}, {0, 5}, {0, 5}, {0, 9}, {0, 9}}));
   EXPECT_EQ(ranges_of({.window = 2, .two_way = true}),
             (Pairs{{0, 2}, {0, 3}, {1, 4}, {2, 5}, {3, 5}, {6, 9}, {7, 9}}));
+}
+
+// A sequence of 3 tokens and one of 8, of which the last 6 are, with a stretch of 3 tokens.
+TEST(KeyRanges, ReachToTheEndOfAStretch) {
+  ForwardBatch batch;
+  batch.query_start = {0, 3, 9};
+  batch.context_len = {3, 8};
+  batch.tables.resize(1);
+  batch.tables[0].ids = {0, 1};
+  batch.tables[0].stride = 1;
+  KeyView view;
+  const auto ranges_of = [&](const KvGroup& kind) {
+    find_key_ranges(batch, 0, kind, view);
+    std::vector<std::pair<int, int>> pairs;
+    for (const ops::KeyRange& r : view.ranges) pairs.emplace_back(r.first, r.end);
+    return pairs;
+  };
+  using Pairs = std::vector<std::pair<int, int>>;
+  EXPECT_EQ(ranges_of({.spans = SpanUse::kAlso}), Pairs());
+  batch.spans = {{}, {}, {}, {}, {3, 6}, {3, 6}, {3, 6}, {}, {}};
+  EXPECT_EQ(ranges_of({.spans = SpanUse::kAlso}),
+            (Pairs{{0, 1}, {0, 2}, {0, 3}, {0, 3}, {0, 6}, {0, 6}, {0, 6}, {0, 7}, {0, 8}}));
+  EXPECT_FALSE(view.cut());
+  EXPECT_EQ(ranges_of({.window = 2, .spans = SpanUse::kAlso}),
+            (Pairs{{0, 1}, {0, 2}, {1, 3}, {1, 3}, {2, 6}, {3, 6}, {4, 6}, {5, 7}, {6, 8}}));
+  // Where ranges fall, the batch is cut.
+  batch.spans = {{0, 3}, {0, 3}, {0, 1}, {0, 8}, {0, 8}, {2, 8}, {2, 8}, {2, 4}, {2, 4}};
+  ranges_of({.spans = SpanUse::kOnly});
+  EXPECT_EQ(view.query_start, (std::vector<int32_t>{0, 2, 3, 7, 9}));
+  EXPECT_EQ(view.context_len, (std::vector<int32_t>{3, 3, 8, 8}));
+  EXPECT_EQ(view.tables, (std::vector<int32_t>{0, 0, 1, 1}));
+}
+
+// By cross-attention: a text, and a sequence whose first token stands before its picture.
+TEST(KeyRanges, OfPicturesLeaveTextsOut) {
+  ForwardBatch batch;
+  batch.query_start = {0, 2, 5};
+  batch.context_len = {2, 3};
+  batch.tables.resize(1);
+  batch.tables[0] = {{-1, 7}, 1, {0, 12}};
+  batch.views = {{}, {}, {}, {0, 4}, {0, 4}};
+  KeyView view;
+  const KvGroup kind{.cross = 16, .kind = KvKind::kCross, .spans = SpanUse::kOnly};
+  find_key_ranges(batch, 0, kind, view);
+  EXPECT_EQ(view.tokens, (std::vector<int32_t>{2, 3, 4}));
+  ASSERT_EQ(view.ranges.size(), 3u);
+  EXPECT_EQ(view.ranges[0].end, 12);
+  EXPECT_EQ(view.ranges[1].end, 4);
+  EXPECT_EQ(view.query_start, (std::vector<int32_t>{0, 1, 3}));
+  EXPECT_EQ(view.tables, (std::vector<int32_t>{7, 7}));
 }
 
 }  // namespace

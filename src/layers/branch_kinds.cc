@@ -42,13 +42,6 @@ Status validate_rotation(const ModelSpec& model, int rope, int features, size_t 
   return {};
 }
 
-Status states_need_the_host(const ops::Device& device) {
-  return unsupported(
-      "{}: state-space and linear-attention layers run on the CPU only; use --device "
-      "cpu",
-      device.name());
-}
-
 BranchCache state_of(int64_t floats) {
   constexpr size_t kLine = 64;
   BranchCache cache;

@@ -27,6 +27,7 @@ struct BranchCache {
   bool two_way = false;
   int cross = 0;           // > 0: at most this many positions of an encoder, not the tokens
   size_t state_bytes = 0;  // 0: keys and values
+  SpanUse spans = SpanUse::kNone;
 };
 
 struct BranchKind {
@@ -168,8 +169,6 @@ constexpr bool sane(int size) {
 // Of `features` of a head, as many rotate as the rope at index `rope` says.
 Status validate_rotation(const ModelSpec& model, int rope, int features, size_t layer);
 
-// For supported() of kinds with states: they run on the CPU.
-Status states_need_the_host(const ops::Device& device);
 // For cache() of kinds with states: `floats` numbers, rounded up to whole lines.
 BranchCache state_of(int64_t floats);
 

@@ -13,37 +13,67 @@ struct CrossAttentionKind {
   static constexpr std::string_view kName = "cross_attention";
 
   static int64_t width(const Spec& a) { return int64_t{a.heads} * a.head_dim; }
+  static int kv_heads(const Spec& a) { return a.kv_heads > 0 ? a.kv_heads : a.heads; }
 
   static void run(Step& step, const Spec& spec, const Weights& w, int cache_layer,
                   const ops::Input& in, const Into& into) {
+    if (!spec.pictures) return attend(step, spec, w, cache_layer, in, into);
+    // The tokens of sequences with pictures.
+    const std::vector<int32_t>& tokens = view_of(step, cache_layer).tokens;
+    FRESHET_CHECK(into.add, "cross-attention to pictures adds to the stream");
+    if (tokens.empty()) return;
+    if (std::ssize(tokens) == in.x.rows) return attend(step, spec, w, cache_layer, in, into);
+    const Scratch scratch(step.arena);
+    const auto rows = std::ssize(tokens);
+    const Matrix x = step.arena.matrix(rows, in.x.cols);
+    step.ops.gather_rows(x, in.x, tokens);
+    ops::Input some{x, in.norm};
+    if (in.norm != nullptr) some.normed = step.arena.matrix(rows, in.x.cols);
+    const Matrix out = step.arena.matrix(rows, into.out.cols);
+    attend(step, spec, w, cache_layer, some, {out, false, into.scale});
+    step.ops.put_rows(into.out, tokens, out, true);
+  }
+  static void attend(Step& step, const Spec& spec, const Weights& w, int cache_layer,
+                     const ops::Input& in, const Into& into) {
     const Scratch scratch(step.arena);
     const Matrix q = step.arena.matrix(in.x.rows, width(spec));
     const Matrix mixed = step.arena.matrix(in.x.rows, width(spec));
     const ops::Product queries[] = {product_of(w.q, q)};
     step.ops.project(in, queries);
+    if (spec.qk_norm) {
+      step.ops.norm_heads(q, spec.heads, spec.head_dim, norm_of(*spec.qk_norm, w.q_norm), false);
+    }
     ops::AttentionParams params;
     params.heads = spec.heads;
     params.scale = spec.scale;
     step.ops.attention(mixed, q, step.cache.layer(cache_layer), batch_of(step, cache_layer),
                        params);
-    const ops::Product out[] = {product_of(w.out, into)};
+    ops::Product out[] = {product_of(w.out, into)};
+    out[0].scale *= w.scale;
     step.ops.matmul(mixed, out);
   }
   static void write_cross(Step& step, const Spec& spec, const Weights& w, int cache_layer,
                           const Matrix& states, const ops::AttentionBatch& batch) {
     const Scratch scratch(step.arena);
-    const Matrix k = step.arena.matrix(states.rows, width(spec));
-    const Matrix v = step.arena.matrix(states.rows, width(spec));
+    const int64_t stored = int64_t{kv_heads(spec)} * spec.head_dim;
+    const Matrix k = step.arena.matrix(states.rows, stored);
+    const Matrix v = step.arena.matrix(states.rows, stored);
     const ops::Product products[] = {product_of(w.k, k), product_of(w.v, v)};
     step.ops.matmul(states, products);
+    if (spec.qk_norm) {
+      step.ops.norm_heads(k, kv_heads(spec), spec.head_dim, norm_of(*spec.qk_norm, w.k_norm),
+                          false);
+    }
     step.ops.store_kv(step.cache.layer(cache_layer), k, v, batch);
   }
   static BranchCache cache(const Spec& spec, ops::KvType type) {
-    return {.shape = {type, spec.heads, spec.head_dim, spec.head_dim, false},
-            .cross = spec.encoder_length};
+    return {.shape = {type, kv_heads(spec), spec.head_dim, spec.head_dim, false},
+            .cross = spec.encoder_length,
+            .spans = spec.pictures ? SpanUse::kOnly : SpanUse::kNone};
   }
-  static size_t bytes(const Spec& spec, int64_t, int64_t tokens) {
-    return 2 * matrix_bytes(tokens, width(spec));
+  static size_t bytes(const Spec& spec, int64_t hidden, int64_t tokens) {
+    const size_t some = spec.pictures ? 3 * matrix_bytes(tokens, hidden) : 0;
+    return 2 * matrix_bytes(tokens, width(spec)) + some;
   }
   static void limits(const Spec& spec, int64_t, ops::Ops::ShapeLimits& l) {
     raise_attention_limits(spec.heads, spec.head_dim, spec.head_dim, spec.head_dim, l);
@@ -56,18 +86,30 @@ struct CrossAttentionKind {
       return invalid_argument("layer {}: {} heads of {} features attend to the encoder", layer,
                               a.heads, a.head_dim);
     }
+    if (a.kv_heads < 0 || a.heads % kv_heads(a) != 0) {
+      return invalid_argument("layer {}: {} heads cannot share {} key-value heads", layer, a.heads,
+                              a.kv_heads);
+    }
+    if (a.pictures) return sane(a.encoder_length) ? Status() : no_encoder(a, layer);
     if (model.encoder == nullptr || model.encoder->hidden_size != a.encoder_size ||
         !sane(a.encoder_length)) {
-      return invalid_argument("layer {}: cross-attention without an encoder of {} features", layer,
-                              a.encoder_size);
+      return no_encoder(a, layer);
     }
     return {};
   }
-  static Status supported(const Spec&, const ops::Device& device) {
-    return unsupported("{} does not run encoder-decoders: use --device cpu", device.name());
+  static Status no_encoder(const Spec& a, size_t layer) {
+    return invalid_argument("layer {}: cross-attention without an encoder of {} features", layer,
+                            a.encoder_size);
+  }
+  static Status supported(const Spec& a, const ops::Device& device) {
+    if (a.pictures)
+      return unsupported("{} does not run cross-attention to pictures: use --device cpu",
+                         device.name());
+    return device.supports(cache(a, ops::KvType::kF16).shape);
   }
   static std::string describe(const Spec& a) {
-    return fmt::format("{} heads of {} over the encoder's output", a.heads, a.head_dim);
+    return fmt::format("{} heads of {} over {}", a.heads, a.head_dim,
+                       a.pictures ? "pictures" : "the encoder's output");
   }
   static void fields(const Spec& a, json::Object& to) {
     to["cross_heads"] = a.heads;

@@ -6,6 +6,7 @@
 
 #include "layers/branch_kinds.h"
 #include "layers/encoder_pass.h"
+#include "layers/vision_tower.h"
 
 namespace freshet {
 
@@ -24,6 +25,9 @@ Decoder::Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
       last_stored_(last_stored(spec_)) {
   if (spec_.encoder != nullptr) {
     encoder_ = std::make_unique<EncoderPass>(spec_.encoder, weights_->encoder, weights_, ops);
+  }
+  if (weights_ != nullptr && weights_->vision != nullptr) {
+    tower_ = std::make_unique<VisionTower>(spec_.vision, weights_->vision, ops);
   }
   cos_sin_.resize(spec_.ropes.size());
   last_cos_sin_.resize(spec_.ropes.size());
@@ -47,30 +51,72 @@ Decoder::Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
 
 Decoder::~Decoder() = default;
 
-// Runs the encoder for the sequences that begin, and stores the keys and values of its outputs.
-void Decoder::encode(const ForwardBatch& batch, const KvStorage& cache) {
-  const auto write = [&](size_t first, const ForwardBatch& encoded, const Matrix& states) {
-    Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_ranges_};
-    for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
-      const std::vector<BranchSpec>& branches = spec_.layers[layer].branches;
-      for (size_t b = 0; b < branches.size(); ++b) {
-        const BranchKind& kind = kind_of(branches[b]);
-        if (kind.write_cross == nullptr) continue;
-        const int cache_layer = cache_layers_[layer][b];
-        const BlockTables& tables = batch.tables[static_cast<size_t>(cache.group_of(cache_layer))];
-        cross_tables_.clear();
-        for (size_t s = 0; s < encoded.context_len.size(); ++s) {
-          const auto at =
-              tables.ids.begin() + batch.encoder_inputs[first + s].sequence * tables.stride;
-          cross_tables_.insert(cross_tables_.end(), at, at + tables.stride);
-        }
-        kind.write_cross(
-            step, branches[b], weights_->layers[layer].branches[b], cache_layer, states,
-            {encoded.query_start, encoded.context_len, cross_tables_.data(), tables.stride});
+// Stores the keys and values of encoders' outputs, which are those of batch.encoder_inputs from
+// `first` on. `encoded`: the outputs are its tokens.
+void Decoder::write_cross(const ForwardBatch& batch, const KvStorage& cache, size_t first,
+                          const ForwardBatch& encoded, const Matrix& states) {
+  Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_views_};
+  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+    const std::vector<BranchSpec>& branches = spec_.layers[layer].branches;
+    for (size_t b = 0; b < branches.size(); ++b) {
+      const BranchKind& kind = kind_of(branches[b]);
+      if (kind.write_cross == nullptr) continue;
+      const int cache_layer = cache_layers_[layer][b];
+      const BlockTables& tables = batch.tables[static_cast<size_t>(cache.group_of(cache_layer))];
+      cross_tables_.clear();
+      for (size_t s = 0; s < encoded.context_len.size(); ++s) {
+        const auto at =
+            tables.ids.begin() + batch.encoder_inputs[first + s].sequence * tables.stride;
+        cross_tables_.insert(cross_tables_.end(), at, at + tables.stride);
       }
+      kind.write_cross(
+          step, branches[b], weights_->layers[layer].branches[b], cache_layer, states,
+          {encoded.query_start, encoded.context_len, cross_tables_.data(), tables.stride});
     }
-  };
-  encoder_->run(batch.encoder_inputs, write);
+  }
+}
+
+// Runs the encoder for the sequences that begin, and stores what becomes of its outputs. Those of a
+// tower are there already.
+void Decoder::encode(const ForwardBatch& batch, const KvStorage& cache) {
+  if (encoder_ != nullptr) {
+    encoder_->run(batch.encoder_inputs,
+                  [&](size_t first, const ForwardBatch& encoded, const Matrix& states) {
+                    write_cross(batch, cache, first, encoded, states);
+                  });
+    if (ops_.device() != nullptr) ops_.wait();  // tables outside a step may be written again
+    return;
+  }
+  const int64_t width = spec_.hidden_size;
+  for (size_t i = 0; i < batch.encoder_inputs.size(); ++i) {
+    const EncoderInput& input = batch.encoder_inputs[i];
+    for (int64_t done = 0; done < input.state_rows;) {
+      const int64_t count = std::min(max_tokens_, input.state_rows - done);
+      ForwardBatch part;
+      part.query_start = {0, static_cast<int32_t>(count)};
+      part.context_len = {static_cast<int32_t>(done + count)};
+      write_cross(batch, cache, i, part,
+                  {const_cast<float*>(input.states + done * width), count, width, width});
+      done += count;
+    }
+  }
+}
+
+// Puts the rows of pictures in the place of embeddings; or adds their rows of a further level.
+void Decoder::put_pictures(const ForwardBatch& batch, int level, const Matrix& x) {
+  for (const EmbeddingRows& given : batch.embedding_rows) {
+    if (level > given.levels) continue;
+    const Matrix rows{const_cast<float*>(given.rows + level * given.level_stride), given.count,
+                      x.cols, x.cols};
+    const auto to = std::span(every_).subspan(static_cast<size_t>(given.token),
+                                              static_cast<size_t>(given.count));
+    ops_.put_rows(x, to, rows, level > 0);
+  }
+}
+
+std::span<const int32_t> Decoder::types_of(const ForwardBatch& batch) const {
+  if (!batch.token_types.empty()) return batch.token_types;
+  return std::span<const int32_t>(zeros_).first(batch.token_ids.size());
 }
 
 Matrix Decoder::embed(Step& step) {
@@ -88,6 +134,7 @@ Matrix Decoder::embed(Step& step) {
     const ops::Product products[] = {product_of(ends_->embedding_in, x)};
     ops_.matmul(narrow, products);
   }
+  put_pictures(batch, 0, x);
   if (spec_.learned_positions > 0) {
     const Matrix positions = arena_.matrix(tokens, spec_.hidden_size);
     ops_.embed(positions, tables.positions, batch.positions, 1.0f, spec_.position_offset);
@@ -95,10 +142,7 @@ Matrix Decoder::embed(Step& step) {
   }
   if (spec_.token_types > 0) {
     const Matrix types = arena_.matrix(tokens, spec_.hidden_size);
-    const std::span<const int32_t> ids =
-        batch.token_types.empty() ? std::span<const int32_t>(zeros_).first(batch.token_ids.size())
-                                  : std::span<const int32_t>(batch.token_types);
-    ops_.embed(types, ends_->token_types, ids, 1.0f);
+    ops_.embed(types, ends_->token_types, types_of(batch), 1.0f);
     ops_.add(x, types, 1.0f);
   }
   if (spec_.embedded_norm) ops_.norm(x, x, norm_of(*spec_.embedded_norm, tables.embedded_norm));
@@ -148,7 +192,13 @@ Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded
     const Scratch scratch(arena_);
     const Matrix features = arena_.matrix(tokens, width);
     ops_.gather_rows(features, given, rows);
-    if (f.input_norm) ops_.norm(features, features, norm(f.input_norm, weights_->input_norm));
+    const int64_t part = width / input_norm_parts_;
+    for (int64_t first = 0; f.input_norm && first < width; first += part) {
+      const Matrix one = features.slice_cols(first, part);
+      ops::Norm own = norm(f.input_norm, weights_->input_norm);
+      if (own.weight != nullptr) own.weight += first;
+      ops_.norm(one, one, own);
+    }
     const ops::Product products[] = {product_of(weights_->features, x)};
     ops_.matmul(features, products);
   }
@@ -371,13 +421,21 @@ void Decoder::write_logits(Step& step, const Matrix& x, const Matrix& logits,
   if (spec_.logits_softcap > 0) ops_.softcap(logits, spec_.logits_softcap);
 }
 
-void Decoder::rope_tables(const std::vector<int32_t>& positions,
-                          std::vector<const float*>& tables) {
+void Decoder::rope_tables(const ForwardBatch& batch, std::vector<const float*>& tables) {
+  const std::vector<int32_t>& positions = batch.positions;
   if (positions.empty()) return;
   for (size_t r = 0; r < spec_.ropes.size(); ++r) {
     auto* table = arena_.allocate_array<float>(std::ssize(positions) * spec_.ropes[r].rotary_dim);
     const Vector& frequencies = frequencies_[r];
     const RopeSpec& rope = spec_.ropes[r];
+    if (!rope.axes.empty() && !batch.axis_positions.empty()) {
+      const auto axes = static_cast<int>(std::ssize(batch.axis_positions) / batch.tokens());
+      ops_.rope_table(table, batch.axis_positions, axes, rope.axes,
+                      {frequencies.data(), static_cast<size_t>(frequencies.size)},
+                      rope.attention_factor);
+      tables[r] = table;
+      continue;
+    }
     ops::PositionScale growth;
     if (rope.scaling == RopeSpec::Scaling::kTemperature) {
       growth = {static_cast<float>(rope.factor), static_cast<float>(rope.original_context)};
@@ -397,8 +455,8 @@ void Decoder::copy_boundary(int boundary, const Matrix& x, std::span<const Matri
 
 void Decoder::run(Step& step, Step* last, const Matrix& logits, const Matrix& hidden,
                   std::span<const Matrix> boundaries) {
-  rope_tables(step.batch.positions, step.cos_sin);
-  if (last != nullptr) rope_tables(last->batch.positions, last->cos_sin);
+  rope_tables(step.batch, step.cos_sin);
+  if (last != nullptr) rope_tables(last->batch, last->cos_sin);
   const bool continues = spec_.features && spec_.features->use == FeatureSpec::Use::kStream;
   Matrix x = continues ? Matrix{} : embed(step);
   if (spec_.features) {
@@ -413,6 +471,7 @@ void Decoder::run(Step& step, Step* last, const Matrix& logits, const Matrix& hi
     x = run_layer(*on, layer, x, ends ? last : nullptr);
     if (x.rows == 0) break;
     if (ends) on = last;
+    if (on == &step) put_pictures(step.batch, layer + 1, x);
   }
   copy_boundary(layers, x, boundaries);
   write_logits(step, x, logits, hidden);

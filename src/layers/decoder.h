@@ -19,6 +19,7 @@
 namespace freshet {
 
 class EncoderPass;
+class VisionTower;
 
 class Decoder final : public Model {
  public:
@@ -30,6 +31,10 @@ class Decoder final : public Model {
           std::shared_ptr<const ModelWeights> ends, std::vector<WeightInfo> infos, ops::Ops& ops);
 
   ~Decoder() override;
+
+  // Of a draft head whose features are normalised (FeatureSpec::input_norm): in this many equal
+  // parts, each by itself, instead of as a whole.
+  void split_input_norm(int parts) { input_norm_parts_ = parts; }
 
   const ModelSpec& spec() const override { return spec_; }
   // Bytes of a workspace. Models that share their Ops share all but `own`.
@@ -54,6 +59,7 @@ class Decoder final : public Model {
   std::vector<WeightInfo> weights() const override { return infos_; }
   ops::Ops* key_ops() override { return ops_.device() == nullptr ? &ops_ : nullptr; }
   std::shared_ptr<const ModelWeights> share() const override { return weights_; }
+  VisionTower* vision() override { return tower_.get(); }
 
  private:
   size_t arena_bytes(int64_t tokens, int64_t logit_rows) const;
@@ -64,10 +70,14 @@ class Decoder final : public Model {
   }
   ops::Product head(const Matrix& logits) const;
   Matrix embed(Step& step);
+  std::span<const int32_t> types_of(const ForwardBatch& batch) const;
   void encode(const ForwardBatch& batch, const KvStorage& cache);
+  void write_cross(const ForwardBatch& batch, const KvStorage& cache, size_t first,
+                   const ForwardBatch& encoded, const Matrix& states);
   Matrix feature_stream(const ForwardBatch& batch, const Matrix& embedded);
   ops::Input paired_input(const Matrix& stream);
-  void rope_tables(const std::vector<int32_t>& positions, std::vector<const float*>& tables);
+  void rope_tables(const ForwardBatch& batch, std::vector<const float*>& tables);
+  void put_pictures(const ForwardBatch& batch, int level, const Matrix& x);
   const BranchSpec& branch_of(int layer, int branch) const {
     return spec_.layers[static_cast<size_t>(layer)].branches[static_cast<size_t>(branch)];
   }
@@ -88,8 +98,8 @@ class Decoder final : public Model {
            std::span<const Matrix> boundaries);
   void copy_boundary(int boundary, const Matrix& x, std::span<const Matrix> boundaries);
   bool take_last_rows(const ForwardBatch& batch, const KvStorage& cache);
-  static void find_ranges(const ForwardBatch& batch, const KvStorage& cache,
-                          std::vector<std::vector<ops::KeyRange>>& ranges);
+  static void find_views(const ForwardBatch& batch, const KvStorage& cache,
+                         std::vector<KeyView>& views);
   void describe_step(const ForwardBatch& batch, const KvStorage& cache, const Matrix& logits,
                      bool narrows, std::span<const int64_t> how);
   void fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
@@ -97,6 +107,7 @@ class Decoder final : public Model {
   void write_logits(Step& step, const Matrix& x, const Matrix& logits, const Matrix& hidden);
 
   ModelSpec spec_;
+  int input_norm_parts_ = 1;
   std::shared_ptr<const ModelWeights> weights_, ends_;
   std::vector<WeightInfo> infos_;
   ops::Ops& ops_;
@@ -114,6 +125,7 @@ class Decoder final : public Model {
   std::vector<int32_t> every_;            // 0, 1, 2 ... up to max_tokens_
   std::vector<int32_t> zeros_;            // token types of a batch that names none
   std::unique_ptr<EncoderPass> encoder_;  // nullptr: there is none
+  std::unique_ptr<VisionTower> tower_;    // nullptr: there is none, or it was not loaded
   std::vector<int32_t> cross_tables_;
   std::vector<std::span<const int32_t>> step_arrays_;
   std::vector<int64_t> step_key_;
@@ -122,7 +134,7 @@ class Decoder final : public Model {
   ForwardBatch last_;
   std::vector<int> last_groups_;  // whose block tables last_ has
   std::vector<const float*> last_cos_sin_;
-  std::vector<std::vector<ops::KeyRange>> key_ranges_, last_key_ranges_;  // [groups]
+  std::vector<KeyView> key_views_, last_key_views_;  // [groups]
 };
 
 }  // namespace freshet

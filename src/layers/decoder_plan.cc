@@ -83,8 +83,9 @@ ops::Ops::ShapeLimits Decoder::limits(int64_t tokens, int64_t context) const {
 }
 
 // What a device receives for a step: five arrays of tokens or rows, block tables and sampling
-// descriptors; three arrays and block tables for the rows that need logits. No step has more
-// sequences than it may have rows of logits.
+// descriptors; three arrays and block tables for the rows that need logits. Besides these, types
+// of tokens, the slots that keep states, and ranges of keys, where a model has such. No step has
+// more sequences than it may have rows of logits.
 size_t Decoder::input_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const {
   constexpr size_t kLists = size_t{5} << 20;  // lists of samplers, and rounding
   const int64_t blocks =
@@ -92,7 +93,12 @@ size_t Decoder::input_bytes(int64_t tokens, int64_t logit_rows, int64_t context)
   const KvCacheSpec cache = kv_cache_spec(spec_, ops::KvType::kF16);
   const auto tables = std::ssize(cache.groups) + std::ssize(last_cache_layers_);
   const int64_t row = blocks * tables + 4 + int64_t{ops::kSampleRowWords};
-  return kLists + sizeof(int32_t) * static_cast<size_t>(5 * tokens + logit_rows * row);
+  int64_t each = 5 + (spec_.token_types > 0 ? 1 : 0) + (cache.state_group() >= 0 ? 1 : 0);
+  for (const KvGroup& group : cache.groups) {
+    if (group.two_way || group.chunk > 0 || group.cross > 0)
+      each += 2 * 2;  // last rows have theirs
+  }
+  return kLists + sizeof(int32_t) * static_cast<size_t>(each * tokens + logit_rows * row);
 }
 
 Decoder::Workspace Decoder::workspace(int64_t tokens, int64_t logit_rows, int64_t context) const {
@@ -129,9 +135,6 @@ Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
                             spec_.learned_positions - spec_.position_offset);
   }
   if (const ops::Device* device = ops_.device()) {
-    if (reads_both_ways(spec_) || spec_.token_types > 0) {
-      return unsupported("{} does not run encoders: use --device cpu", device->name());
-    }
     for (const LayerSpec& layer : spec_.layers) {
       for (const BranchSpec& branch : layer.branches) {
         FRESHET_RETURN_IF_ERROR(supported(branch, *device));

@@ -74,9 +74,10 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
     step_key_.push_back(table.stride);
   }
   if (ops_.device() != nullptr) {
-    for (size_t layer = 0; layer < cache.spec().layers.size(); ++layer) {
-      if (cache.spec().layers[layer].state_bytes > 0) continue;  // not on devices
-      step_key_.push_back(reinterpret_cast<int64_t>(cache.layer(static_cast<int>(layer)).data));
+    for (int layer = 0; layer < static_cast<int>(cache.spec().layers.size()); ++layer) {
+      const bool state = cache.spec().layers[static_cast<size_t>(layer)].state_bytes > 0;
+      const uint8_t* const data = state ? cache.states(layer).data : cache.layer(layer).data;
+      step_key_.push_back(reinterpret_cast<int64_t>(data));
     }
     // Another model on the same device has memory of its own.
     step_key_.push_back(reinterpret_cast<int64_t>(logits.data));
@@ -90,18 +91,36 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
       step_arrays_.push_back(last_.tables[static_cast<size_t>(group)].ids);
     }
   }
+  const auto add = [&](std::span<const int32_t> array) {
+    step_key_.push_back(std::ssize(array));
+    if (!array.empty()) step_arrays_.push_back(array);
+  };
+  const auto add_views = [&](const std::vector<KeyView>& views) {
+    for (const KeyView& view : views) add(ops::numbers_of(view.ranges));
+  };
+  add_views(key_views_);
+  if (narrows) add_views(last_key_views_);
+  for (const BlockTables& table : batch.tables) add(table.context_len);
+  if (narrows) {
+    for (const int group : last_groups_) {
+      add(last_.tables[static_cast<size_t>(group)].context_len);
+    }
+  }
+  add(batch.state_saves);
+  if (spec_.token_types > 0) add(types_of(batch));
   if (!batch.ids_from.empty()) step_arrays_.push_back(batch.ids_from);
   step_arrays_.push_back(batch.samples);  // last: all arrays in front have a known size
 }
 
-void Decoder::find_ranges(const ForwardBatch& batch, const KvStorage& cache,
-                          std::vector<std::vector<ops::KeyRange>>& ranges) {
+void Decoder::find_views(const ForwardBatch& batch, const KvStorage& cache,
+                         std::vector<KeyView>& views) {
   const std::vector<KvGroup>& groups = cache.spec().groups;
-  ranges.resize(groups.size());
+  views.resize(groups.size());
   for (size_t g = 0; g < groups.size(); ++g) {
-    ranges[g].clear();
+    views[g].ranges.clear();
+    views[g].query_start.clear();
     if (g >= batch.tables.size() || batch.tables[g].ids.empty()) continue;
-    find_key_ranges(batch, static_cast<int>(g), groups[g], ranges[g]);
+    find_key_ranges(batch, static_cast<int>(g), groups[g], views[g]);
   }
 }
 
@@ -144,15 +163,15 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
   const bool all_rows = wants_states || !batch.scored.empty() || spec_.features.has_value() ||
                         (!boundaries_.empty() && captures_.back() > last_stored_.layer);
   const bool narrows = !all_rows && take_last_rows(batch, cache);
+  if (!batch.encoder_inputs.empty()) encode(batch, cache);
+  find_views(batch, cache, key_views_);
+  if (narrows) find_views(last_, cache, last_key_views_);
   describe_step(
       batch, cache, logits, narrows,
       std::array<int64_t, 7>{wants_states, best != nullptr, draws, takes, std::ssize(boundaries_),
                              batch.own_states, reinterpret_cast<int64_t>(batch.features)});
-  if (!batch.encoder_inputs.empty()) encode(batch, cache);
-  find_ranges(batch, cache, key_ranges_);
-  if (narrows) find_ranges(last_, cache, last_key_ranges_);
-  Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_ranges_};
-  Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, last_key_ranges_, true};
+  Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_views_};
+  Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, last_key_views_, true};
   // A decode step, or one that verifies drafts.
   const bool decode =
       rows == tokens && (tokens == batch.sequences() || tokens <= kMostReplayedRows);

@@ -63,9 +63,6 @@ struct DeltaNetBranch {
     l.max_rows = std::max(l.max_rows, convolved(spec) + spec.values());
   }
   static const ops::Weight& input_weight(const Spec&, const Weights& w) { return w.qkvz.weight; }
-  static Status supported(const Spec&, const ops::Device& device) {
-    return states_need_the_host(device);
-  }
   static Status validate(const Spec& spec, const ModelSpec&, size_t layer) {
     if (!sane(spec.key_heads) || !sane(spec.value_heads) || !sane(spec.key_dim) ||
         !sane(spec.value_dim) || spec.value_heads % spec.key_heads != 0 ||

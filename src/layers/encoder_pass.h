@@ -30,9 +30,10 @@ class EncoderPass {
   void run(std::span<const EncoderInput> inputs, Sink sink);
 
  private:
+  size_t stem_scratch() const;  // of a device
   size_t take(std::span<const EncoderInput> inputs);
   void hear(std::span<const EncoderInput> inputs);
-  Matrix convolve(int which, const Matrix& columns, float* room) const;
+  Matrix convolve(int which, int64_t rows, int64_t cols, float* to);
 
   std::shared_ptr<const ModelSpec> spec_;
   std::shared_ptr<const ModelWeights> weights_;
@@ -40,9 +41,11 @@ class EncoderPass {
   Decoder decoder_;
   KvStorage cache_;
   ForwardBatch batch_;
-  std::vector<float> states_;   // [positions, hidden]
+  Buffer states_;               // [positions, hidden]
+  Buffer fetched_, room_;       // on a device: the same on the host, and convolutions' operands
+  Buffer stream_;               // of sounds: [positions, hidden], where a device can read it
   std::vector<float> columns_;  // of a convolution
-  std::vector<float> heard_, stream_;
+  std::vector<float> heard_;
 };
 
 }  // namespace freshet

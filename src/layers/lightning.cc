@@ -46,9 +46,6 @@ struct LightningBranch {
     l.max_rows = std::max(l.max_rows, 3 * inner(spec));
   }
   static const ops::Weight& input_weight(const Spec&, const Weights& w) { return w.qkv.weight; }
-  static Status supported(const Spec&, const ops::Device& device) {
-    return states_need_the_host(device);
-  }
   static Status validate(const Spec& spec, const ModelSpec&, size_t layer) {
     if (sane(spec.heads) && sane(spec.head_dim) && spec.head_dim <= ops::kMostState &&
         spec.heads <= kMaxSize / spec.head_dim)

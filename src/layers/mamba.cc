@@ -58,8 +58,10 @@ struct MambaBranch {
         {l.max_rows, 2 * int64_t{spec.inner}, int64_t{spec.dt_rank} + 2 * int64_t{spec.state}});
   }
   static const ops::Weight& input_weight(const Spec&, const Weights& w) { return w.in.weight; }
-  static Status supported(const Spec&, const ops::Device& device) {
-    return states_need_the_host(device);
+  static Status supported(const Spec& spec, const ops::Device& device) {
+    if (spec.state <= device.most_selective_states()) return {};
+    return unsupported("{} runs Mamba layers of up to {} states, not of {}: use --device cpu",
+                       device.name(), device.most_selective_states(), spec.state);
   }
   static Status validate(const Spec& spec, const ModelSpec&, size_t layer) {
     if (sane(spec.inner) && sane(spec.dt_rank) && spec.state >= 1 &&

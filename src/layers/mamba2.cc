@@ -76,9 +76,6 @@ struct Mamba2Branch {
     l.max_rows = std::max(l.max_rows, projected(spec));
   }
   static const ops::Weight& input_weight(const Spec&, const Weights& w) { return w.in.weight; }
-  static Status supported(const Spec&, const ops::Device& device) {
-    return states_need_the_host(device);
-  }
   static Status validate(const Spec& spec, const ModelSpec&, size_t layer) {
     if (!sane(spec.heads) || !sane(spec.head_dim) || spec.heads > kMaxSize / spec.head_dim ||
         !sane(spec.groups) || spec.heads % spec.groups != 0 || spec.state < 1 ||

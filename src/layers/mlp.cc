@@ -4,8 +4,10 @@
 
 namespace freshet {
 
-void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input& in,
-         const Into& into) {
+namespace {
+
+void run_mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input& in,
+             const Into& into) {
   const Scratch scratch(step.arena);
   const Matrix up = step.arena.matrix(in.x.rows, spec.ff);
   if (spec.gated) {
@@ -27,6 +29,35 @@ void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input&
   step.ops.matmul(up, down);
 }
 
+// For the tokens that see a picture.
+void run_sighted(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input& in,
+                 const Into& into) {
+  FRESHET_CHECK(into.add, "an MLP for some tokens adds to the stream");
+  std::vector<int32_t> tokens;
+  for (size_t t = 0; t < step.batch.views.size(); ++t) {
+    if (step.batch.views[t].end > step.batch.views[t].first)
+      tokens.push_back(static_cast<int32_t>(t));
+  }
+  if (tokens.empty()) return;
+  const Scratch scratch(step.arena);
+  const Matrix x = step.arena.matrix(std::ssize(tokens), in.x.cols);
+  step.ops.gather_rows(x, in.x, tokens);
+  ops::Input some{x, in.norm};
+  if (in.norm != nullptr) some.normed = step.arena.matrix(x.rows, x.cols);
+  const Matrix out = step.arena.matrix(x.rows, into.out.cols);
+  run_mlp(step, spec, w, some, {out, false, into.scale});
+  step.ops.put_rows(into.out, tokens, out, true);
+}
+
+}  // namespace
+
+void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input& in,
+         const Into& into) {
+  Into scaled = into;
+  scaled.scale *= w.scale;
+  spec.sighted ? run_sighted(step, spec, w, in, scaled) : run_mlp(step, spec, w, in, scaled);
+}
+
 size_t mlp_bytes(const MlpSpec& spec, int64_t tokens) {
   return matrix_bytes(tokens, spec.ff) * (spec.gated ? 2 : 1);
 }
@@ -42,7 +73,9 @@ struct MlpKind {
                   const Into& into) {
     mlp(step, spec, w, in, into);
   }
-  static size_t bytes(const Spec& spec, int64_t, int64_t tokens) { return mlp_bytes(spec, tokens); }
+  static size_t bytes(const Spec& spec, int64_t hidden, int64_t tokens) {
+    return mlp_bytes(spec, tokens) + (spec.sighted ? 3 * matrix_bytes(tokens, hidden) : 0);
+  }
   static void limits(const Spec& spec, int64_t hidden, ops::Ops::ShapeLimits& l) {
     l.max_cols = std::max(l.max_cols, int64_t{spec.ff});
     l.max_rows = std::max(l.max_rows, 2 * int64_t{spec.ff});
@@ -58,12 +91,15 @@ struct MlpKind {
     return invalid_argument("layer {}: an MLP of {} features", layer, spec.ff);
   }
   static Status supported(const Spec& spec, const ops::Device& device) {
-    if (!spec.xielu) return {};
-    return unsupported("MLPs with xIELU on {}: use --device cpu", device.name());
+    if (spec.sighted || spec.tanh_gate)
+      return unsupported("MLPs for pictures on {}: use --device cpu", device.name());
+    return {};
   }
   static std::string describe(const Spec& spec) {
     return fmt::format("{}MLP of {}{}", spec.gated ? "gated " : "", spec.ff,
-                       spec.xielu ? " with xIELU" : "");
+                       spec.xielu     ? " with xIELU"
+                       : spec.sighted ? " for tokens that see pictures"
+                                      : "");
   }
   static void fields(const Spec& spec, json::Object& to) { to["ff"] = spec.ff; }
 };

@@ -21,6 +21,7 @@
 namespace freshet {
 
 struct ModelWeights;
+class VisionTower;
 
 class Model {
  public:
@@ -56,6 +57,9 @@ class Model {
 
   // For models that share weights with this one, such as its draft heads; nullptr: it shows none.
   virtual std::shared_ptr<const ModelWeights> share() const { return nullptr; }
+
+  // The tower for pictures; nullptr: the model has none, or it is not where pictures can be read.
+  virtual VisionTower* vision() { return nullptr; }
 
   // Every weight: name, format, shape, bytes, kernel; for `inspect`.
   struct WeightInfo {

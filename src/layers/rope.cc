@@ -72,6 +72,15 @@ std::vector<float> rope_frequencies(const RopeSpec& rope, int64_t context) {
     theta *=
         std::pow(rope.factor * length / rope.original_context - (rope.factor - 1), dim / (dim - 2));
   }
+  if (rope.axial) {
+    const int axes = rope.axis_count();
+    const std::vector<float> own = wave_numbers(theta, rope.rotary_dim / axes);
+    std::vector<float> all;
+    for (int axis = 0; axis < axes; ++axis) {
+      for (const float power : own) all.push_back(1.0f / power);
+    }
+    return all;
+  }
   const std::vector<float> powers = wave_numbers(theta, rope.rotary_dim);
   std::vector<float> freq(powers.size());
   for (size_t i = 0; i < freq.size(); ++i) freq[i] = 1.0f / powers[i];

@@ -43,9 +43,6 @@ struct ShortConvBranch {
     l.max_rows = std::max(l.max_rows, 3 * int64_t{spec.channels});
   }
   static const ops::Weight& input_weight(const Spec&, const Weights& w) { return w.in.weight; }
-  static Status supported(const Spec&, const ops::Device& device) {
-    return states_need_the_host(device);
-  }
   static Status validate(const Spec& spec, const ModelSpec&, size_t layer) {
     if (sane(spec.channels) && spec.taps >= 2 && spec.taps <= ops::kMostTaps) return {};
     return invalid_argument("layer {}: a convolution of {} channels over {} tokens", layer,

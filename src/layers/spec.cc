@@ -21,12 +21,12 @@ KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types) {
                                                : KvKind::kTokens;
       auto group = std::find_if(cache.groups.begin(), cache.groups.end(), [&](const KvGroup& g) {
         return g.kind == of && g.window == stored.window && g.chunk == stored.chunk &&
-               g.two_way == stored.two_way && g.cross == stored.cross;
+               g.two_way == stored.two_way && g.cross == stored.cross && g.spans == stored.spans;
       });
       if (group == cache.groups.end()) {
         group = cache.groups.insert(
             cache.groups.end(),
-            {stored.window, {}, stored.chunk, stored.two_way, stored.cross, of});
+            {stored.window, {}, stored.chunk, stored.two_way, stored.cross, of, stored.spans});
       }
       group->layers.push_back(index);
     }
@@ -38,6 +38,23 @@ bool reads_both_ways(const ModelSpec& spec) {
   return std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
     const AttentionSpec* const attention = layer.find<AttentionSpec>();
     return attention != nullptr && attention->two_way;
+  });
+}
+
+int RopeSpec::axis_count() const {
+  return axes.empty() ? 1 : 1 + *std::ranges::max_element(axes);
+}
+
+int position_axes(const ModelSpec& spec) {
+  int axes = 1;
+  for (const RopeSpec& rope : spec.ropes) axes = std::max(axes, rope.axis_count());
+  return axes;
+}
+
+bool sees_whole_pictures(const ModelSpec& spec) {
+  return std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
+    const AttentionSpec* const attention = layer.find<AttentionSpec>();
+    return attention != nullptr && attention->spans == SpanUse::kAlso;
   });
 }
 
@@ -56,6 +73,7 @@ namespace {
 
 constexpr int kMaxVocab = 1 << 24;
 constexpr int kMaxTokenTypes = 256;
+constexpr int kMaxPatch = 256, kMaxSide = 1 << 14, kMaxMerge = 64;  // of towers
 
 Status validate_rope(const RopeSpec& rope) {
   if (!(rope.theta > 0) || !(rope.factor > 0)) {
@@ -68,6 +86,10 @@ Status validate_rope(const RopeSpec& rope) {
       (rope.scaling == S::kFactors && rope.short_factors.size() != pairs)) {
     return invalid_argument("rotary embedding: {} frequencies, but {} short and {} long factors",
                             pairs, rope.short_factors.size(), rope.long_factors.size());
+  }
+  if (!rope.axes.empty() && rope.axes.size() != pairs) {
+    return invalid_argument("rotary embedding: {} frequencies, but sections for {}", pairs,
+                            rope.axes.size());
   }
   const bool needs_original =
       rope.scaling != S::kNone && rope.scaling != S::kLinear && rope.scaling != S::kFactors;
@@ -97,6 +119,56 @@ Status validate_layer(const ModelSpec& spec, size_t index) {
   return {};
 }
 
+Status validate_vision(const ModelSpec& spec) {
+  const VisionSpec& v = *spec.vision;
+  if (spec.embedding_size != spec.hidden_size) {
+    return unsupported("pictures for a model whose embeddings are narrower than its states");
+  }
+  const int64_t pixels = int64_t{v.patch} * v.patch;
+  if (!sane(v.patch) || v.patch > kMaxPatch || v.patch_values <= 0 ||
+      v.patch_values % (3 * pixels) != 0 || v.patch_values > 64 * pixels) {
+    return invalid_argument("vision_config: patches of {} pixels with {} numbers", v.patch,
+                            v.patch_values);
+  }
+  if (v.side < 0 || v.side > kMaxSide || (v.side > 0 && v.side < v.patch)) {
+    return invalid_argument("vision_config: squares of {} pixels in patches of {}", v.side,
+                            v.patch);
+  }
+  const int in_row = v.side / v.patch;
+  if (v.merge < 1 || v.merge > kMaxMerge || (v.side > 0 && in_row % v.merge != 0)) {
+    return invalid_argument("vision_config: {} patches in a row cannot be merged by {}", in_row,
+                            v.merge);
+  }
+  const int64_t rows = int64_t{in_row} * in_row + (v.class_row ? 1 : 0);
+  if (v.side > 0 && v.positions > 0 && !v.stretched_positions && v.positions != rows) {
+    return invalid_argument("vision_config: {} positions for {} rows", v.positions, rows);
+  }
+  if (v.width != spec.hidden_size) {
+    return invalid_argument("vision_config: rows of {} features for states of {}", v.width,
+                            spec.hidden_size);
+  }
+  const auto layers = static_cast<int>(v.blocks.layers.size());
+  for (const std::vector<int>* list : {&v.deep, &v.kept}) {
+    for (size_t i = 0; i < list->size(); ++i) {
+      const int before = i == 0 ? 0 : (*list)[i - 1];
+      if ((*list)[i] <= before || (*list)[i] > layers) {
+        return invalid_argument("vision_config: states behind layer {} of {}", (*list)[i], layers);
+      }
+    }
+  }
+  if (v.deep.size() >= spec.layers.size()) {
+    return invalid_argument("vision_config: {} deep levels for {} layers of the language model",
+                            v.deep.size(), spec.layers.size());
+  }
+  if (v.image_token < 0) return invalid_argument("the id of image tokens is missing");
+  FRESHET_RETURN_IF_ERROR(validate(v.blocks).with_context("vision_config"));
+  if (!v.later) return {};
+  if (v.tiles <= 0 || v.later->layers.size() > v.blocks.layers.size()) {
+    return invalid_argument("vision_config: {} layers behind {}", v.later->layers.size(), layers);
+  }
+  return validate(*v.later).with_context("vision_config");
+}
+
 }  // namespace
 
 Status validate(const ModelSpec& spec) {
@@ -118,6 +190,7 @@ Status validate(const ModelSpec& spec) {
       return invalid_argument("a draft head without attention over pairs");
     }
   }
+  if (spec.vision != nullptr) FRESHET_RETURN_IF_ERROR(validate_vision(spec));
   if (spec.token_types < 0 || spec.token_types > kMaxTokenTypes) {
     return invalid_argument("a table of {} token types", spec.token_types);
   }

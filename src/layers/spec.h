@@ -45,6 +45,13 @@ struct RopeSpec {
   bool truncate = true;                  // ... with its ends rounded to whole dimensions
   double low_freq_factor = 1, high_freq_factor = 4;  // Llama 3
   std::vector<float> short_factors, long_factors;  // [rotary_dim / 2]; kFactors uses the short ones
+  // Empty, or [rotary_dim / 2]: tokens have positions on several axes (M-RoPE, arXiv:2409.12191),
+  // and each frequency is multiplied by the one on this axis.
+  std::vector<int> axes;
+  // Each axis has the frequencies of its share of the features, beginning anew (towers).
+  bool axial = false;
+
+  int axis_count() const;  // 1 without `axes`
 
   bool operator==(const RopeSpec&) const = default;
 };
@@ -93,6 +100,12 @@ struct AttentionSpec {
   // The result is multiplied by the sigmoid of a projection of the input, before `out`. The
   // checkpoint has its rows behind each head's queries.
   bool output_gate = false;
+  SpanUse spans = SpanUse::kNone;
+  // [heads], or empty: what a score loses for each position that its key is behind the query
+  // (ALiBi, arXiv:2108.12409).
+  std::vector<float> slopes;
+
+  bool biased() const { return bias_buckets > 0 || !slopes.empty(); }
 };
 
 // Attention of a decoder's tokens to all of an encoder's output, whose keys and values are written
@@ -106,6 +119,12 @@ struct CrossAttentionSpec {
   bool qkv_bias = false;
   bool key_bias = true;  // as in AttentionSpec
   bool out_bias = false;
+  int kv_heads = 0;                 // 0: as many as heads
+  std::optional<NormSpec> qk_norm;  // of each head of queries and keys
+  // The encoder is a tower of pictures: a token sees the rows that ForwardBatch::views gives it. In
+  // sequences without pictures the branch does nothing.
+  bool pictures = false;
+  bool tanh_gate = false;  // the output is scaled by the tanh of a weight
 };
 
 // Multi-head latent attention (MLA, arXiv:2405.04434).
@@ -136,6 +155,8 @@ struct MlpSpec {
   bool bias = false;
   bool down_bias = false;   // of the down projection alone
   float gate_scale = 1.0f;  // of gate(x), before the activation
+  bool sighted = false;     // runs for tokens that see a picture, and does nothing for others
+  bool tanh_gate = false;   // as in CrossAttentionSpec
 };
 
 struct MoeSpec {
@@ -296,6 +317,8 @@ struct AudioStemSpec {
   int mel_bins = 0;
 };
 
+struct VisionSpec;
+
 struct ModelSpec {
   std::string architecture;  // for people
   int vocab_size = 0;
@@ -321,11 +344,74 @@ struct ModelSpec {
   // Whose output the layers' CrossAttentionSpecs read. It ends with its final norm.
   std::shared_ptr<const ModelSpec> encoder;
 
+  // The tower for pictures; nullptr: the model reads text alone.
+  std::shared_ptr<const VisionSpec> vision;
+  // > 0: the position table is not learned: position p has sines and then cosines of
+  // p * 10000^(-i / sine_divisor), i = 0 .. hidden_size / 2 - 1.
+  int sine_divisor = 0;
+
   float residual_scale = 1.0f;  // of each branch before it is added
   std::optional<NormSpec> final_norm;
   float logits_scale = 1.0f;
   float logits_softcap = 0.0f;
 };
+
+// A tower for pictures: patches are projected to a stream, layers run on it, and a connector makes
+// rows of the width of the language model.
+struct VisionSpec {
+  std::string family;  // for people
+
+  // Input: squares of `side` pixels, or, if that is 0, the patches of pictures of any size. Patches
+  // that become one row follow one another.
+  int side = 0;
+  int patch = 14;        // side in pixels
+  int patch_values = 0;  // numbers of a patch: 3 * patch * patch * times
+  bool patch_bias = false;
+  bool class_row = false;  // a learned row before the patches of each square
+  // Learned positions: one for each row of a square; or those of a square grid, which is stretched
+  // to the picture's.
+  int64_t positions = 0;
+  bool stretched_positions = false;
+  std::optional<NormSpec> stem_norm;  // before the layers
+
+  ModelSpec blocks;  // reads a stream, and ends with its final norm
+  int window = 0;    // side of a window in rows of the result, for layers with SpanUse::kOnly
+
+  // Pictures of several squares whose patches see one another (Llama 3.2 Vision).
+  int tiles = 0;                   // most squares of a picture; 0: each square is by itself
+  int tile_layouts = 0;            // rows of the tables of positions, by layout of tiles
+  std::optional<ModelSpec> later;  // further layers, behind the final norm of `blocks`
+  std::vector<int> kept;           // states behind these of the blocks are joined to the result
+
+  // Connector.
+  int width = 0;             // of the rows: the language model's
+  bool drops_first = false;  // the first row of each square: the class
+  int merge = 1;             // merge x merge patches become one row
+  bool mean = false;         // by their mean; otherwise their features stand side by side
+  std::optional<NormSpec> merge_norm;
+  bool norm_merged = false;  // it normalises the merged row; otherwise each patch
+  int inner = 0;             // features of a hidden layer; 0: a single projection
+  bool connector_bias = false;
+  bool connector_transposed = false;  // the checkpoint has it as [in, out]
+  ops::Activation activation = ops::Activation::kGelu;
+  // States behind these of the blocks, ascending, become rows by connectors of their own, which are
+  // added to the stream behind the first layers of the language model (DeepStack,
+  // arXiv:2406.04334).
+  std::vector<int> deep;
+
+  int32_t image_token = -1;  // the id of the tokens that rows stand for
+  bool cross = false;        // rows are read by cross-attention, and a token stands for a picture
+
+  int merged_width() const {
+    const int features = blocks.hidden_size * (1 + static_cast<int>(kept.size()));
+    return mean ? features : features * merge * merge;
+  }
+};
+
+// How many positions a token has: 3 with M-RoPE, or 1.
+int position_axes(const ModelSpec& spec);
+// Whether the tokens of a picture see one another: then they are computed in one step.
+bool sees_whole_pictures(const ModelSpec& spec);
 
 // One layer of cache for each branch that remembers something, in the order of the branches. Cache
 // layers with the same kind, window, chunk and direction share a group; groups are in the order of

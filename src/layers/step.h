@@ -21,9 +21,8 @@ struct Step {
   const KvStorage& cache;
   Arena& arena;
   std::vector<const float*>& cos_sin;  // [ropes]: [tokens, 2, rotary_dim / 2]
-  // [groups]: what each token attends to, empty if that is itself and the tokens before it.
-  std::span<const std::vector<ops::KeyRange>> key_ranges;
-  bool stored = false;  // the keys and values of the tokens are in the cache already
+  std::span<const KeyView> key_views;  // [groups]: what each token attends to
+  bool stored = false;                 // the keys and values of the tokens are in the cache already
 };
 
 // How a branch ends: out = [out +] scale * branch.
@@ -55,7 +54,10 @@ inline size_t matrix_bytes(int64_t rows, int64_t cols) {
 ops::Norm norm_of(const NormSpec& spec, const NormWeights& weights);
 ops::Product product_of(const Linear& linear, const Matrix& out);
 ops::Product product_of(const Linear& linear, const Into& into);
-// The step's batch with the block table of a layer of the cache.
+// The step's batch with the block table of a layer of the cache: as keys and values are stored, and
+// as queries attend.
+ops::AttentionBatch stored_batch_of(const Step& step, int cache_layer);
+const KeyView& view_of(const Step& step, int cache_layer);
 ops::AttentionBatch batch_of(const Step& step, int cache_layer);
 // The states of a layer of the cache, and those that the step reads and writes.
 ops::StateView states_of(const Step& step, int cache_layer);

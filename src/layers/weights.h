@@ -55,6 +55,8 @@ struct AttentionWeights {
 
 struct CrossAttentionWeights {
   Linear q, k, v, out;
+  NormWeights q_norm, k_norm;
+  float scale = 1.0f;  // of the output, with CrossAttentionSpec::tanh_gate
 };
 
 struct MlaWeights {
@@ -70,7 +72,8 @@ struct MlaWeights {
 
 struct MlpWeights {
   Linear gate, up, down;
-  ops::Xielu xielu;  // on the host
+  ops::Xielu xielu;    // on the host
+  float scale = 1.0f;  // of the output, with MlpSpec::tanh_gate
 };
 
 struct MoeWeights {
@@ -146,6 +149,8 @@ struct LayerWeights {
   std::vector<BranchWeights> branches;  // as in LayerSpec
 };
 
+struct VisionWeights;
+
 struct ModelWeights {
   ops::Weight embedding;    // [vocab, embedding_size]
   ops::Weight positions;    // [learned_positions, hidden]
@@ -159,7 +164,32 @@ struct ModelWeights {
   NormWeights final_norm;
   Linear stem[2];  // of an encoder of sound: [hidden, 3 * mel_bins], [hidden, 3 * hidden]
   std::shared_ptr<const ModelWeights> encoder;
+  std::shared_ptr<const VisionWeights> vision;  // nullptr: the tower was not loaded
   Linear head;  // [vocab, embedding_size]; empty weight: the embedding, or the model has no head
+};
+
+// What makes rows of a tower's states.
+struct ConnectorWeights {
+  NormWeights norm;
+  Linear inner, out;
+};
+
+// Tables of Llama 3.2 Vision, on the host, with their gates applied.
+struct TileWeights {
+  std::vector<float> before, after;   // [layouts, tiles, hidden]: behind the patches; the blocks
+  std::vector<float> positions;       // [rows of a tile, hidden]
+  std::vector<float> tile_positions;  // [layouts, tiles, rows of a tile, hidden]
+};
+
+struct VisionWeights {
+  Linear patches;                // [hidden, patch_values]
+  std::vector<float> class_row;  // [hidden], on the host
+  ops::Weight positions;
+  NormWeights stem_norm;
+  std::shared_ptr<const ModelWeights> blocks, later;
+  TileWeights tiles;
+  ConnectorWeights connector;
+  std::vector<ConnectorWeights> deep;
 };
 
 }  // namespace freshet

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 namespace freshet::media {
 namespace {
@@ -36,6 +37,28 @@ std::string shown(std::string_view text) {
     if (static_cast<unsigned char>(c) < 32 || static_cast<unsigned char>(c) > 126) c = '?';
   }
   return out + (text.size() > 60 ? "..." : "");
+}
+
+// "https://host" or "http://host:8000" of a URL, the port only if it is not the scheme's; nothing
+// if the URL has a user, an IPv6 address or characters that parsers read in different ways.
+std::optional<std::string> origin_of(std::string_view url) {
+  const bool tls = has_scheme(url, "https://");
+  const bool plain = std::all_of(url.begin(), url.end(), [](char c) {
+    return static_cast<unsigned char>(c) > 32 && static_cast<unsigned char>(c) < 127 && c != '\\';
+  });
+  std::string_view host = url.substr(tls ? 8 : 7);
+  host = host.substr(0, host.find_first_of("/?#"));
+  std::string_view port;
+  if (const size_t colon = host.find(':'); colon != host.npos) {
+    port = host.substr(colon + 1);
+    host = host.substr(0, colon);
+    if (port.empty() || port.size() > 5 || port.find_first_not_of("0123456789") != port.npos)
+      return std::nullopt;
+  }
+  if (!plain || host.empty() || host.find_first_of("@:[]%") != host.npos) return std::nullopt;
+  std::string origin = (tls ? "https://" : "http://") + in_lower_case(host);
+  if (!port.empty() && port != (tls ? "443" : "80")) origin.append(":").append(port);
+  return origin;
 }
 
 }  // namespace
@@ -90,28 +113,37 @@ Result<DataUrl> decode_data_url(std::string_view url, size_t limit) {
   return out;
 }
 
+Status check_media_host(std::string_view host) {
+  const bool plain = has_scheme(host, "http://");
+  const std::string url = (plain ? "" : "https://") + std::string(host);
+  const auto origin = origin_of(url);
+  if (!origin || url.find('/', plain ? 7 : 8) != std::string::npos)
+    return invalid_argument("\"{}\" must be HOST, HOST:PORT or http://HOST:PORT", shown(host));
+  return {};
+}
+
 Result<UrlKind> check_media_url(std::string_view url, const MediaPolicy& policy) {
   if (has_scheme(url, "data:")) return UrlKind::kData;
+  if (has_scheme(url, "file:") && !policy.local_folder.empty()) {
+    if (!has_scheme(url, "file:///"))
+      return invalid_argument("\"{}\" must be file:///PATH", shown(url));
+    return UrlKind::kFile;
+  }
   if (policy.allowed_hosts.empty()) {
     return invalid_argument("\"{}\" is no data: URL; others are not read here", shown(url));
   }
-  if (!has_scheme(url, "https://")) {
+  if (!has_scheme(url, "https://") && !has_scheme(url, "http://")) {
     return invalid_argument("\"{}\" is neither a data: nor an https: URL", shown(url));
   }
-  const bool plain = std::all_of(url.begin(), url.end(), [](char c) {
-    return static_cast<unsigned char>(c) > 32 && static_cast<unsigned char>(c) < 127 && c != '\\';
-  });
-  std::string_view host = url.substr(8);
-  host = host.substr(0, host.find_first_of("/?#"));
-  if (!plain || host.empty() || host.find_first_of("@:[]") != std::string_view::npos) {
-    return invalid_argument("\"{}\" must be https://HOST/PATH, without user or port", shown(url));
+  const auto origin = origin_of(url);
+  if (!origin) {
+    return invalid_argument("\"{}\" must be https://HOST/PATH, without a user", shown(url));
   }
-  const std::string name = in_lower_case(host);
-  if (std::find(policy.allowed_hosts.begin(), policy.allowed_hosts.end(), name) ==
-      policy.allowed_hosts.end()) {
-    return invalid_argument("host \"{}\" is not allowed", shown(name));
+  for (const std::string& host : policy.allowed_hosts) {
+    const bool plain = has_scheme(host, "http://");
+    if (origin == origin_of((plain ? "" : "https://") + host)) return UrlKind::kFetch;
   }
-  return UrlKind::kFetch;
+  return invalid_argument("host \"{}\" is not allowed", shown(*origin));
 }
 
 }  // namespace freshet::media

@@ -80,5 +80,27 @@ TEST(MediaPolicy, AllowsExactHosts) {
   }
 }
 
+TEST(MediaPolicy, AllowsPortsAndPlainHttpWhereTheyAreNamed) {
+  const MediaPolicy policy{.allowed_hosts = {"example.org:8443", "http://127.0.0.1:9000"}};
+  EXPECT_EQ(*check_media_url("https://example.org:8443/a", policy), UrlKind::kFetch);
+  EXPECT_EQ(*check_media_url("http://127.0.0.1:9000/a", policy), UrlKind::kFetch);
+  for (const char* url : {"https://example.org/a", "http://example.org:8443/a",
+                          "https://127.0.0.1:9000/", "http://127.0.0.1/", "http://127.0.0.1:9001/",
+                          "http://127.0.0.1:9000@evil.net/", "http://127.0.0.1:9000%2f@x/"}) {
+    EXPECT_FALSE(check_media_url(url, policy).ok()) << url;
+  }
+  for (const char* host : {"a.b", "a.b:1", "http://a.b", "http://a.b:1"})
+    EXPECT_TRUE(check_media_host(host).ok()) << host;
+  for (const char* host : {"", "a.b/", "a.b:", "a.b:x", "u@a.b", "https://a.b", "http://"})
+    EXPECT_FALSE(check_media_host(host).ok()) << host;
+}
+
+TEST(MediaPolicy, AllowsFilesOfAFolder) {
+  const MediaPolicy policy{.local_folder = "/pictures"};
+  EXPECT_EQ(*check_media_url("file:///pictures/a.png", policy), UrlKind::kFile);
+  EXPECT_FALSE(check_media_url("file://host/pictures/a.png", policy).ok());
+  EXPECT_FALSE(check_media_url("https://example.org/", policy).ok());
+}
+
 }  // namespace
 }  // namespace freshet::media

@@ -59,6 +59,8 @@ Architecture t5();
 Architecture mt5();
 Architecture bart();
 Architecture mbart();
+Architecture marian();
+Architecture m2m_100();
 Architecture whisper();
 Architecture gte();
 Architecture gte_new();
@@ -74,5 +76,14 @@ Architecture bamba();
 Architecture jamba();
 Architecture nemotron_h();
 Architecture minimax();
+Architecture qwen2_vl();
+Architecture qwen2_5_vl();
+Architecture qwen3_vl();
+Architecture mllama();
+Architecture baichuan();
+Architecture bloom();
+Architecture mpt();
+Architecture qwen3_5();
+Architecture qwen3_5_moe();
 
 }  // namespace freshet::models

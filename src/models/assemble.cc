@@ -1,5 +1,9 @@
 #include "models/assemble.h"
 
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
 #include "models/branch_loading.h"
 
 namespace freshet::models {
@@ -14,6 +18,22 @@ Status assemble_table(WeightReader& reader, Role role, int64_t rows, int64_t col
   FRESHET_RETURN_IF_ERROR(reader.pack(out, tensor->name, source, {}, ops::Use::kTable));
   reader.release(*tensor);
   return {};
+}
+
+// A table of sines takes the place of learned positions.
+Status assemble_sines(WeightReader& reader, const ModelSpec& spec, ops::Weight& out) {
+  const int64_t hidden = spec.hidden_size, half = hidden / 2;
+  std::vector<float> table(static_cast<size_t>(spec.learned_positions * hidden));
+  for (int64_t p = 0; p < spec.learned_positions; ++p) {
+    for (int64_t i = 0; i < half; ++i) {
+      const double angle =
+          static_cast<double>(p) * std::pow(10000.0, -static_cast<double>(i) / spec.sine_divisor);
+      table[static_cast<size_t>(p * hidden + i)] = static_cast<float>(std::sin(angle));
+      table[static_cast<size_t>(p * hidden + half + i)] = static_cast<float>(std::cos(angle));
+    }
+  }
+  FRESHET_ASSIGN_OR_RETURN(const Rows rows, reader.encode(table, hidden, quant::Format::kF32));
+  return reader.pack(out, "positions", rows, {}, ops::Use::kTable);
 }
 
 Status assemble_norms(WeightReader& reader, const BranchNorms& norms, const NormRoles& roles,
@@ -85,10 +105,18 @@ Status assemble_embedding(WeightReader& reader, const ModelSpec& spec, ModelWeig
     FRESHET_RETURN_IF_ERROR(
         assemble_convolution(reader, Role::kConvolution2, hidden, hidden, out.stem[1]));
   } else if (!spec.shared_embedding) {
-    FRESHET_RETURN_IF_ERROR(
-        assemble_table(reader, Role::kEmbedding, spec.vocab_size, width, out.embedding));
+    int64_t rows = spec.vocab_size;
+    if (spec.vision != nullptr && spec.vision->image_token >= rows) {
+      // The tokens of pictures lie behind the vocabulary, with some others that are not used.
+      const TensorSource* const table = reader.find(Role::kEmbedding, ".weight");
+      if (table != nullptr && !table->shape.empty())
+        rows = std::max<int64_t>(table->shape[0], spec.vision->image_token + 1);
+    }
+    FRESHET_RETURN_IF_ERROR(assemble_table(reader, Role::kEmbedding, rows, width, out.embedding));
   }
-  if (spec.learned_positions > 0) {
+  if (spec.sine_divisor > 0) {
+    FRESHET_RETURN_IF_ERROR(assemble_sines(reader, spec, out.positions));
+  } else if (spec.learned_positions > 0) {
     FRESHET_RETURN_IF_ERROR(
         assemble_table(reader, Role::kPositions, spec.learned_positions, hidden, out.positions));
   }

@@ -1,6 +1,10 @@
-// BART (arXiv:1910.13461), mBART, and Whisper (arXiv:2212.04356), whose decoder is mBART's.
+// BART (arXiv:1910.13461), mBART, Marian, M2M-100 and NLLB (arXiv:2207.04672), which have sines for
+// positions, and Whisper (arXiv:2212.04356), whose decoder is mBART's.
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
+#include <utility>
 
 #include "models/architectures.h"
 #include "models/seq2seq_config.h"
@@ -59,6 +63,10 @@ struct Family {
   bool norm_before = false;
   bool embedded_norm = true;
   bool key_bias = true;
+  std::string_view activation = "gelu";
+  bool scaled = false;
+  bool sines = false;  // positions are sines
+  bool logits_bias = true;
 };
 
 // The stack of a side, "encoder" or "decoder".
@@ -77,7 +85,7 @@ Stack read_stack(Config& c, const Family& family, const ModelSpec& s, bool encod
   stack.mlp.gated = false;
   stack.mlp.bias = true;
   stack.mlp.ff = c.size({encoder ? "encoder_ffn_dim" : "decoder_ffn_dim"}, 4096);
-  stack.mlp.activation = c.activation({"activation_function"}, "gelu");
+  stack.mlp.activation = c.activation({"activation_function"}, family.activation);
   return stack;
 }
 
@@ -90,8 +98,9 @@ ModelSpec read(Config& c, const Family& family) {
   s.position_offset = family.position_offset;
   s.learned_positions = s.max_context + s.position_offset;
   s.tied_embeddings = c.flag({"tie_word_embeddings"}, true);
-  s.logits_bias = true;
-  if (c.flag({"scale_embedding"}, false))
+  s.logits_bias = family.logits_bias;
+  if (family.sines) s.sine_divisor = s.hidden_size / 2;
+  if (c.flag({"scale_embedding"}, family.scaled))
     s.embedding_scale = static_cast<float>(std::sqrt(double{1} * s.hidden_size));
   if (family.embedded_norm)
     s.embedded_norm = NormSpec{.kind = ops::NormKind::kLayer, .eps = 1e-5f, .bias = true};
@@ -110,6 +119,34 @@ ModelSpec bart_spec(Config& c) {
 
 ModelSpec mbart_spec(Config& c) {
   return read(c, {.name = "mbart", .vocab = 250054, .norm_before = true});
+}
+
+ModelSpec marian_spec(Config& c) {
+  const int vocab = c.size({"vocab_size"}, 58101);
+  if (!c.flag({"share_encoder_decoder_embeddings"}, true) ||
+      c.size({"decoder_vocab_size"}, vocab) != vocab)
+    c.fail(unsupported("marian with a vocabulary for each side is not supported"));
+  return read(c, {.name = "marian",
+                  .vocab = 58101,
+                  .position_offset = 0,
+                  .embedded_norm = false,
+                  .sines = true});
+}
+
+ModelSpec m2m_100_spec(Config& c) {
+  ModelSpec s = read(c, {.name = "m2m_100",
+                         .vocab = 128112,
+                         .position_offset = c.count({"pad_token_id"}, 1) + 1,
+                         .norm_before = true,
+                         .embedded_norm = false,
+                         .activation = "relu",
+                         .scaled = true,
+                         .sines = true,
+                         .logits_bias = false});
+  ModelSpec encoder = *s.encoder;
+  s.sine_divisor = encoder.sine_divisor = std::max(1, s.hidden_size / 2 - 1);
+  s.encoder = std::make_shared<const ModelSpec>(std::move(encoder));
+  return s;
 }
 
 }  // namespace bart_model
@@ -164,6 +201,18 @@ Architecture bart() {
 Architecture mbart() {
   return {.type = "mbart",
           .spec = bart_model::mbart_spec,
+          .names = bart_model::kNames,
+          .encoder_names = bart_model::kEncoderNames};
+}
+Architecture marian() {
+  return {.type = "marian",
+          .spec = bart_model::marian_spec,
+          .names = bart_model::kNames,
+          .encoder_names = bart_model::kEncoderNames};
+}
+Architecture m2m_100() {
+  return {.type = "m2m_100",
+          .spec = bart_model::m2m_100_spec,
           .names = bart_model::kNames,
           .encoder_names = bart_model::kEncoderNames};
 }

@@ -27,16 +27,29 @@ Order by_part(int64_t heads, std::initializer_list<int64_t> sizes) {
   return order;
 }
 
-Status assemble_delta_net(WeightReader& reader, const DeltaNetSpec& s, int64_t hidden, int layer,
-                          DeltaNetWeights& out) {
+// Queries, keys, values and gates, then the two factors of a step: fused key head by key head, or
+// in two matrices each.
+Status assemble_delta_in(WeightReader& reader, const DeltaNetSpec& s, int64_t hidden, int layer,
+                         DeltaNetWeights& out) {
   const int64_t ratio = s.value_heads / s.key_heads, values = ratio * s.value_dim;
   const int64_t conv = 2 * int64_t{s.keys()} + s.values();
+  if (reader.find(Role::kStateZ, ".weight", layer) != nullptr) {
+    FRESHET_RETURN_IF_ERROR(
+        reader.joined(out.qkvz, Role::kStateIn, conv, Role::kStateZ, s.values(), layer, hidden));
+    return reader.joined(out.ba, Role::kStateGates, s.value_heads, Role::kStateDt, s.value_heads,
+                         layer, hidden);
+  }
   FRESHET_RETURN_IF_ERROR(
       reader.linear(out.qkvz, Role::kStateIn, layer, conv + s.values(), hidden, false,
                     by_part(s.key_heads, {s.key_dim, s.key_dim, values, values})));
-  FRESHET_RETURN_IF_ERROR(reader.linear(out.ba, Role::kStateGates, layer,
-                                        2 * int64_t{s.value_heads}, hidden, false,
-                                        by_part(s.key_heads, {ratio, ratio})));
+  return reader.linear(out.ba, Role::kStateGates, layer, 2 * int64_t{s.value_heads}, hidden, false,
+                       by_part(s.key_heads, {ratio, ratio}));
+}
+
+Status assemble_delta_net(WeightReader& reader, const DeltaNetSpec& s, int64_t hidden, int layer,
+                          DeltaNetWeights& out) {
+  const int64_t conv = 2 * int64_t{s.keys()} + s.values();
+  FRESHET_RETURN_IF_ERROR(assemble_delta_in(reader, s, hidden, layer, out));
   FRESHET_RETURN_IF_ERROR(assemble_conv(reader, layer, conv, s.taps, false, out.conv));
   FRESHET_RETURN_IF_ERROR(assemble_decay(reader, layer, s.value_heads, 1, out.a));
   FRESHET_RETURN_IF_ERROR(assemble_dt_bias(reader, layer, s.value_heads, out.dt_bias));

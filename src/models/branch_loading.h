@@ -72,6 +72,9 @@ Status assemble_decay(WeightReader& reader, int layer, int64_t rows, int64_t col
 // The bias of step sizes.
 Status assemble_dt_bias(WeightReader& reader, int layer, int64_t size, Vector& out);
 
+// The tanh of a weight that is one number.
+Result<float> read_tanh_gate(WeightReader& reader, Role role, int layer = -1);
+
 const BranchLoading& loading_of(const BranchSpec& branch);
 
 // What both kinds of attention end with: sinks, and the output projection.

@@ -56,6 +56,9 @@ Status assemble(WeightReader& reader, const MlpSpec& mlp, int64_t hidden, int la
     }
     FRESHET_RETURN_IF_ERROR(reader.linear(out.up, Role::kUp, layer, ff, hidden, mlp.bias));
   }
+  if (mlp.tanh_gate) {
+    FRESHET_ASSIGN_OR_RETURN(out.scale, read_tanh_gate(reader, Role::kMlpGate, layer));
+  }
   if (mlp.xielu) FRESHET_RETURN_IF_ERROR(assemble_xielu(reader, layer, out.xielu));
   return reader.linear(out.down, Role::kDown, layer, hidden, ff, mlp.bias || mlp.down_bias);
 }
@@ -65,6 +68,12 @@ Status make(DummyMaker& maker, const MlpSpec& mlp, int64_t hidden, MlpWeights& o
 }
 
 }  // namespace
+
+Result<float> read_tanh_gate(WeightReader& reader, Role role, int layer) {
+  FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor, reader.require(role, "", layer));
+  FRESHET_ASSIGN_OR_RETURN(const std::vector<float> values, reader.values(*tensor, 1));
+  return std::tanh(values.front());
+}
 
 constinit const BranchLoading kMlpLoading =
     branch_loading<MlpSpec, MlpWeights, assemble, make>(kMlpNorms);

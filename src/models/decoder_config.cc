@@ -1,6 +1,7 @@
 #include "models/decoder_config.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -129,6 +130,16 @@ std::vector<bool> attention_layers(Config& c, const ModelSpec& spec, Keys attent
     return attends;
   }
   return attends;
+}
+
+std::vector<float> alibi_slopes(int heads, double max_bias) {
+  const int whole = static_cast<int>(std::bit_floor(static_cast<unsigned>(heads)));
+  std::vector<float> slopes;
+  for (int h = 0; h < heads; ++h) {
+    const double step = h < whole ? (h + 1.0) / whole : (2.0 * (h - whole) + 1.0) / (2.0 * whole);
+    slopes.push_back(static_cast<float>(std::exp2(-max_bias * step)));
+  }
+  return slopes;
 }
 
 namespace {

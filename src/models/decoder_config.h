@@ -57,6 +57,10 @@ void set_local_ropes(Config& config, ModelSpec& spec, double theta,
 std::vector<bool> attention_layers(Config& config, const ModelSpec& spec, Keys attention,
                                    Keys states);
 
+// ALiBi's slopes (arXiv:2108.12409): 2^(-max_bias (h + 1) / heads) for powers of two; other numbers
+// of heads take those of the next lower power, and then every other one of twice as many.
+std::vector<float> alibi_slopes(int heads, double max_bias = 8.0);
+
 // Replaces the MLP of the layers for which `sparse(layer)` holds by experts.
 void set_experts(ModelSpec& spec, const MoeSpec& moe, const std::function<bool(int)>& sparse);
 

@@ -5,6 +5,7 @@
 #include "layers/decoder.h"
 #include "models/assemble.h"
 #include "models/decoder_config.h"
+#include "models/gguf_config.h"
 #include "models/registry.h"
 
 namespace freshet::models {
@@ -50,6 +51,12 @@ constexpr NameRule kLayersEagle3[] = {
     {Role::kFeatureNorm, "model.layers.{}.hidden_norm"},
     {Role::kFeatureEmbeddingNorm, "model.layers.{}.input_layernorm"},
 };
+constexpr NameRule kGgufEagle3[] = {
+    {Role::kFeatures, "fc"},
+    {Role::kFeatureInputNorm, "enc.output_norm"},
+    {Role::kFeatureNorm, "blk.{}.attn_norm_2|blk.{}.hidden_norm"},
+    {Role::kFeatureEmbeddingNorm, "blk.{}.attn_norm"},
+};
 constexpr NameRule kDeepSeekMtp[] = {
     {Role::kFeatures, "model.layers.{}.eh_proj"},
     {Role::kFeatureNorm, "model.layers.{}.hnorm"},
@@ -57,6 +64,33 @@ constexpr NameRule kDeepSeekMtp[] = {
     {Role::kFinalNorm, "model.layers.{}.shared_head.norm"},
     {Role::kHead, "model.layers.{}.shared_head.head"},
     {Role::kEmbedding, "model.layers.{}.embed_tokens"},
+};
+constexpr NameRule kQwen3NextMtp[] = {
+    {Role::kFeatures, "mtp.fc"},
+    {Role::kFeatureNorm, "mtp.pre_fc_norm_hidden"},
+    {Role::kFeatureEmbeddingNorm, "mtp.pre_fc_norm_embedding"},
+    {Role::kFinalNorm, "mtp.norm"},
+    {Role::kAttentionIn, "mtp.layers.{}.input_layernorm"},
+    {Role::kMlpIn, "mtp.layers.{}.post_attention_layernorm"},
+    {Role::kQuery, "mtp.layers.{}.self_attn.q_proj"},
+    {Role::kKey, "mtp.layers.{}.self_attn.k_proj"},
+    {Role::kValue, "mtp.layers.{}.self_attn.v_proj"},
+    {Role::kOutput, "mtp.layers.{}.self_attn.o_proj"},
+    {Role::kQueryNorm, "mtp.layers.{}.self_attn.q_norm"},
+    {Role::kKeyNorm, "mtp.layers.{}.self_attn.k_norm"},
+    {Role::kGate, "mtp.layers.{}.mlp.gate_proj"},
+    {Role::kUp, "mtp.layers.{}.mlp.up_proj"},
+    {Role::kDown, "mtp.layers.{}.mlp.down_proj"},
+    {Role::kRouter, "mtp.layers.{}.mlp.gate"},
+    {Role::kExpertGate, "mtp.layers.{}.mlp.experts.{e}.gate_proj"},
+    {Role::kExpertUp, "mtp.layers.{}.mlp.experts.{e}.up_proj"},
+    {Role::kExpertDown, "mtp.layers.{}.mlp.experts.{e}.down_proj"},
+    {Role::kExpertsGateUp, "mtp.layers.{}.mlp.experts.gate_up_proj"},
+    {Role::kExpertsDown, "mtp.layers.{}.mlp.experts.down_proj"},
+    {Role::kSharedGate, "mtp.layers.{}.mlp.shared_expert.gate_proj"},
+    {Role::kSharedUp, "mtp.layers.{}.mlp.shared_expert.up_proj"},
+    {Role::kSharedDown, "mtp.layers.{}.mlp.shared_expert.down_proj"},
+    {Role::kSharedScale, "mtp.layers.{}.mlp.shared_expert_gate"},
 };
 constexpr NameRule kMimoMtp[] = {
     {Role::kFeatures, "model.mtp_layers.{}.input_proj"},
@@ -85,13 +119,19 @@ struct Head {
 class HeadFile {
  public:
   HeadFile(const Checkpoint& checkpoint, std::span<const NameRule> names)
-      : checkpoint_(checkpoint), names_(WeightNames::safetensors(names)) {}
+      : checkpoint_(checkpoint),
+        names_(checkpoint.gguf() != nullptr ? WeightNames::gguf(names)
+                                            : WeightNames::safetensors(names)) {}
 
   const TensorSource* find(Role role, std::string_view suffix, int layer = 0) const {
-    const std::string stem = names_.stem(role, layer);
-    if (stem.empty()) return nullptr;
-    return suffix == ".weight" ? find_weight(checkpoint_, stem)
-                               : find_tensor(checkpoint_, stem + std::string(suffix));
+    for (int choice = 0;; ++choice) {
+      const std::string stem = names_.stem(role, layer, -1, choice);
+      if (stem.empty()) return nullptr;
+      const TensorSource* const found = suffix == ".weight"
+                                            ? find_weight(checkpoint_, stem)
+                                            : find_tensor(checkpoint_, stem + std::string(suffix));
+      if (found != nullptr) return found;
+    }
   }
   bool has(Role role, std::string_view suffix = ".weight", int layer = 0) const {
     return find(role, suffix, layer) != nullptr;
@@ -134,14 +174,54 @@ Status check_width(const Checkpoint& checkpoint, const ModelSpec& head, const Mo
                           checkpoint.path(), head.hidden_size, target.hidden_size);
 }
 
+// A head's configuration: of a GGUF file its metadata, of a "speculators" folder with the keys of
+// its layer beside the others.
+Result<json::Value> head_config(const Checkpoint& checkpoint, const ModelSpec& target) {
+  if (checkpoint.gguf() == nullptr) {
+    const json::Value* const layer = checkpoint.config().find("transformer_layer_config");
+    if (layer == nullptr || !layer->is_object()) return checkpoint.config();
+    json::Object all = checkpoint.config().as_object();
+    for (const auto& [key, value] : layer->as_object()) {
+      if (all.find(key) == nullptr) all[key] = value;
+    }
+    return json::Value(std::move(all));
+  }
+  const loader::GgufFile& gguf = *checkpoint.gguf();
+  FRESHET_ASSIGN_OR_RETURN(json::Value config, gguf_config(checkpoint));
+  if (config.get_string("model_type", "") != "eagle3") {
+    return invalid_argument("{} is a model of type '{}', not an EAGLE-3 head", checkpoint.path(),
+                            config.get_string("model_type", ""));
+  }
+  json::Object& all = config.as_object();
+  if (all.find("vocab_size") == nullptr) all["vocab_size"] = json::Value(target.vocab_size);
+  for (const char* key : {"eagle3.target_layers", "eagle3.extract_layers"}) {
+    const auto layers = gguf.get_ints(key);
+    if (!layers) continue;
+    json::Array ids;
+    for (const int64_t id : *layers) ids.emplace_back(id);
+    all["eagle_aux_hidden_state_layer_ids"] = std::move(ids);
+    break;
+  }
+  for (const char* key : {"norm_before_residual", "norm_output"}) {
+    if (const auto flag = gguf.get_bool(std::string("eagle3.") + key))
+      all[key] = json::Value(*flag);
+  }
+  return config;
+}
+
 // A Llama layer from a configuration, or, without one, of the target's shape.
-Result<ModelSpec> head_spec(const Checkpoint& checkpoint, const ModelSpec& target,
-                            std::string_view name) {
+Result<ModelSpec> head_spec(const Checkpoint& checkpoint, const json::Value& given,
+                            const ModelSpec& target, std::string_view name) {
   ModelSpec spec;
-  if (checkpoint.config().is_object()) {
-    Config config(checkpoint.config());
+  if (given.is_object()) {
+    Config config(given);
     spec = decoder_spec(config, name, {});
     FRESHET_RETURN_IF_ERROR(config.status());
+    if (spec.layers.size() > 1 &&
+        find_weight(checkpoint, "model.layers.1.self_attn.q_proj") != nullptr) {
+      return unsupported("{}: the head has {} layers; heads of one layer are supported",
+                         checkpoint.path(), spec.layers.size());
+    }
   } else {
     if (target.layers.front().find<AttentionSpec>() == nullptr ||
         target.layers.front().find<MlpSpec>() == nullptr) {
@@ -181,7 +261,7 @@ Result<Head> plan_eagle(const Checkpoint& checkpoint, const ModelSpec& target) {
   const HeadFile file(checkpoint, head.names);
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* fc, file.matrix(Role::kFeatures));
   ModelSpec& spec = head.plan.spec;
-  FRESHET_ASSIGN_OR_RETURN(spec, head_spec(checkpoint, target, "eagle"));
+  FRESHET_ASSIGN_OR_RETURN(spec, head_spec(checkpoint, checkpoint.config(), target, "eagle"));
   FRESHET_RETURN_IF_ERROR(check_width(checkpoint, spec, target));
   take_ends(spec, target);
   FRESHET_RETURN_IF_ERROR(read_layer(file, spec));
@@ -215,6 +295,10 @@ std::vector<int> boundaries_of(const json::Value& config, int layers) {
   return boundaries;
 }
 
+std::string feature_norm_name(const Checkpoint& checkpoint, size_t feature) {
+  return fmt::format("{}fc_norm.{}", checkpoint.gguf() != nullptr ? "" : "model.", feature);
+}
+
 bool flag_of(const json::Value& config, std::string_view key) {
   const json::Value* const eagle = config.find("eagle_config");
   return config.get_bool(key, eagle != nullptr && eagle->get_bool(key, false));
@@ -222,12 +306,16 @@ bool flag_of(const json::Value& config, std::string_view key) {
 
 Result<Head> plan_eagle3(const Checkpoint& checkpoint, const ModelSpec& target) {
   Head head;
-  const json::Value& config = checkpoint.config();
+  FRESHET_ASSIGN_OR_RETURN(const json::Value config, head_config(checkpoint, target));
   if (!config.is_object()) {
-    return invalid_argument("{}: an EAGLE-3 head is a folder with config.json", checkpoint.path());
+    return invalid_argument("{}: an EAGLE-3 head is a folder with config.json, or a GGUF file",
+                            checkpoint.path());
   }
   const bool midlayer = find_weight(checkpoint, "model.midlayer.self_attn.q_proj") != nullptr;
-  if (midlayer) {
+  if (checkpoint.gguf() != nullptr) {
+    head.names.assign(std::begin(kGgufEagle3), std::end(kGgufEagle3));
+    head.architecture.gguf_interleaves = true;
+  } else if (midlayer) {
     head.names.assign(std::begin(kMidlayerEagle3), std::end(kMidlayerEagle3));
   } else {
     head.names.assign(std::begin(kLayersEagle3), std::end(kLayersEagle3));
@@ -235,7 +323,7 @@ Result<Head> plan_eagle3(const Checkpoint& checkpoint, const ModelSpec& target) 
   const HeadFile file(checkpoint, head.names);
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* fc, file.matrix(Role::kFeatures));
   ModelSpec& spec = head.plan.spec;
-  FRESHET_ASSIGN_OR_RETURN(spec, head_spec(checkpoint, target, "eagle3"));
+  FRESHET_ASSIGN_OR_RETURN(spec, head_spec(checkpoint, config, target, "eagle3"));
   const NormSpec norm = *spec.final_norm;
   FRESHET_RETURN_IF_ERROR(check_width(checkpoint, spec, target));
   take_ends(spec, target);
@@ -264,7 +352,9 @@ Result<Head> plan_eagle3(const Checkpoint& checkpoint, const ModelSpec& target) 
   f.use = FeatureSpec::Use::kPaired;
   f.width = static_cast<int>(width);
   f.bias = file.has(Role::kFeatures, ".bias");
-  if (file.has(Role::kFeatureInputNorm)) f.input_norm = norm;
+  head.plan.norms_each_feature =
+      find_weight(checkpoint, feature_norm_name(checkpoint, 0)) != nullptr;
+  if (head.plan.norms_each_feature || file.has(Role::kFeatureInputNorm)) f.input_norm = norm;
   if (file.has(Role::kFeatureNorm)) f.feature_norm = norm;
   if (file.has(Role::kFeatureEmbeddingNorm)) f.embedding_norm = norm;
   f.normed_residual = flag_of(config, "norm_before_residual") && f.feature_norm.has_value();
@@ -277,6 +367,7 @@ Result<Head> plan_mtp(const Checkpoint& checkpoint, const ModelSpec& target) {
   Head head;
   const int layers = static_cast<int>(target.layers.size());
   const bool mimo = find_weight(checkpoint, "model.mtp_layers.0.input_proj") != nullptr;
+  const bool qwen = find_weight(checkpoint, "mtp.fc") != nullptr;
   ModelSpec& spec = head.plan.spec;
   spec = target;
   spec.architecture = "mtp";
@@ -285,6 +376,17 @@ Result<Head> plan_mtp(const Checkpoint& checkpoint, const ModelSpec& target) {
   spec.final_norm = norm;
   if (mimo) {
     head.names.assign(std::begin(kMimoMtp), std::end(kMimoMtp));
+  } else if (qwen) {
+    // Always full attention, whatever the target's last layer is.
+    const auto attends = std::ranges::find_if(
+        target.layers, [](const LayerSpec& l) { return l.find<AttentionSpec>() != nullptr; });
+    if (attends == target.layers.end()) {
+      return unsupported("{}: an MTP layer of Qwen3-Next needs a target with attention layers",
+                         checkpoint.path());
+    }
+    spec.layers = {*attends};
+    head.architecture.norms_less_one = true;
+    head.names.assign(std::begin(kQwen3NextMtp), std::end(kQwen3NextMtp));
   } else {
     FRESHET_ASSIGN_OR_RETURN(const Architecture* base, find_architecture(checkpoint.config()));
     head.architecture = *base;
@@ -296,7 +398,8 @@ Result<Head> plan_mtp(const Checkpoint& checkpoint, const ModelSpec& target) {
   const TensorSource* const fc = file.find(Role::kFeatures, ".weight", head.layer);
   if (fc == nullptr) {
     return invalid_argument(
-        "{} has no MTP layer: neither model.layers.{}.eh_proj nor model.mtp_layers.0.input_proj",
+        "{} has no MTP layer: none of model.layers.{}.eh_proj, model.mtp_layers.0.input_proj and "
+        "mtp.fc",
         checkpoint.path(), layers);
   }
   FeatureSpec f;
@@ -329,8 +432,8 @@ Status override_plan(const HeadOverrides& o, const ModelSpec& target, HeadPlan& 
 
 Result<Head> plan(HeadKind kind, const Checkpoint& checkpoint, const ModelSpec& target,
                   const HeadOverrides& overrides) {
-  if (checkpoint.kind() == Checkpoint::Kind::kGguf) {
-    return unsupported("{}: draft heads are read from safetensors", checkpoint.path());
+  if (checkpoint.kind() == Checkpoint::Kind::kGguf && kind != HeadKind::kEagle3) {
+    return unsupported("{}: only EAGLE-3 heads are read from GGUF files", checkpoint.path());
   }
   const auto planned = [&] {
     switch (kind) {
@@ -356,7 +459,8 @@ Result<Head> plan(HeadKind kind, const Checkpoint& checkpoint, const ModelSpec& 
 Result<std::vector<int32_t>> read_target_ids(const Checkpoint& checkpoint, const ModelSpec& head,
                                              const ModelSpec& target, bool absolute) {
   std::vector<int32_t> ids;
-  const TensorSource* const d2t = find_tensor(checkpoint, "d2t");
+  const TensorSource* d2t = find_tensor(checkpoint, "d2t");
+  if (d2t == nullptr) d2t = find_tensor(checkpoint, "d2t.weight");
   if (d2t == nullptr) {
     if (head.vocab_size == target.vocab_size) return ids;
     return invalid_argument("{}: the head knows {} of {} tokens, and tensor 'd2t' is missing",
@@ -366,9 +470,14 @@ Result<std::vector<int32_t>> read_target_ids(const Checkpoint& checkpoint, const
     return invalid_argument("{}: tensor 'd2t' must be I64 of {} numbers", checkpoint.path(),
                             head.vocab_size);
   }
+  std::vector<int64_t> numbers(static_cast<size_t>(head.vocab_size));
+  std::memcpy(numbers.data(), d2t->data, numbers.size() * sizeof(int64_t));
+  // GGUF files of llama.cpp hold ids, those of others offsets. Ids grow from row to row; offsets
+  // stay the same where two tokens are neighbours.
+  if (checkpoint.gguf() != nullptr)
+    absolute = std::ranges::adjacent_find(numbers, std::greater_equal()) == numbers.end();
   for (int64_t i = 0; i < head.vocab_size; ++i) {
-    int64_t offset = 0;
-    std::memcpy(&offset, d2t->data + static_cast<size_t>(i) * sizeof offset, sizeof offset);
+    const int64_t offset = numbers[static_cast<size_t>(i)];
     const int64_t first = absolute ? 0 : i;
     if (offset < 0 || offset >= target.vocab_size - first) {
       return invalid_argument("{}: d2t[{}] is {}: not an {} in a vocabulary of {}",
@@ -380,7 +489,25 @@ Result<std::vector<int32_t>> read_target_ids(const Checkpoint& checkpoint, const
   return ids;
 }
 
-Status read_features(WeightReader& reader, const Head& head, ModelWeights& out) {
+// One norm for each of the features, side by side.
+Status read_feature_norms(WeightReader& reader, const Checkpoint& checkpoint, const HeadPlan& plan,
+                          NormWeights& out) {
+  std::vector<float> all;
+  const auto width = plan.spec.features->width / std::ssize(plan.boundaries);
+  for (size_t i = 0; i < plan.boundaries.size(); ++i) {
+    const std::string name = feature_norm_name(checkpoint, i);
+    const TensorSource* const source = find_weight(checkpoint, name);
+    if (source == nullptr) {
+      return invalid_argument("{}: tensor '{}.weight' is missing", checkpoint.path(), name);
+    }
+    FRESHET_ASSIGN_OR_RETURN(const std::vector<float> values, reader.values(*source, width));
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return reader.store(out.weight, all);
+}
+
+Status read_features(WeightReader& reader, const Checkpoint& checkpoint, const Head& head,
+                     ModelWeights& out) {
   const ModelSpec& spec = head.plan.spec;
   const FeatureSpec& f = *spec.features;
   const bool joined = f.use == FeatureSpec::Use::kJoined;
@@ -391,7 +518,11 @@ Status read_features(WeightReader& reader, const Head& head, ModelWeights& out) 
                         NormWeights& to) {
     return wanted ? reader.norm(to, role, *wanted, head.layer, size) : Status();
   };
-  FRESHET_RETURN_IF_ERROR(norm(f.input_norm, Role::kFeatureInputNorm, f.width, out.input_norm));
+  if (head.plan.norms_each_feature) {
+    FRESHET_RETURN_IF_ERROR(read_feature_norms(reader, checkpoint, head.plan, out.input_norm));
+  } else {
+    FRESHET_RETURN_IF_ERROR(norm(f.input_norm, Role::kFeatureInputNorm, f.width, out.input_norm));
+  }
   FRESHET_RETURN_IF_ERROR(
       norm(f.feature_norm, Role::kFeatureNorm, spec.hidden_size, out.feature_norm));
   FRESHET_RETURN_IF_ERROR(
@@ -409,7 +540,8 @@ Status read_ends(WeightReader& reader, const Head& head, const ModelSpec& target
     FRESHET_RETURN_IF_ERROR(
         reader.linear(out.head, Role::kHead, -1, spec.vocab_size, spec.hidden_size, false));
   }
-  const TensorSource* const table = reader.find_name("model.embed_tokens.weight");
+  const TensorSource* const table =
+      reader.find_name(reader.is_gguf() ? "token_embd.weight" : "model.embed_tokens.weight");
   if (table == nullptr) return {};
   FRESHET_ASSIGN_OR_RETURN(const Rows rows,
                            reader.rows(*table, target.vocab_size, spec.hidden_size));
@@ -430,11 +562,11 @@ Result<DraftHead> load_head(HeadKind kind, const Checkpoint& checkpoint, const M
   if (ends == nullptr) return unsupported("this model shares no embedding with a draft head");
   FRESHET_ASSIGN_OR_RETURN(Head head, plan(kind, checkpoint, target.spec(), overrides));
   head.architecture.type = head.plan.spec.architecture;
-  head.architecture.names = head.names;
+  head.architecture.names = head.architecture.gguf_names = head.names;
   const Progress none;
   WeightReader reader(checkpoint, head.architecture, ops, none);
   ModelWeights weights;
-  FRESHET_RETURN_IF_ERROR(read_features(reader, head, weights));
+  FRESHET_RETURN_IF_ERROR(read_features(reader, checkpoint, head, weights));
   weights.layers.resize(1);
   FRESHET_RETURN_IF_ERROR(assemble_layer(
       reader, head.plan.spec.layers[0], head.plan.spec.hidden_size, head.layer, weights.layers[0]));
@@ -442,9 +574,12 @@ Result<DraftHead> load_head(HeadKind kind, const Checkpoint& checkpoint, const M
   DraftHead out;
   FRESHET_ASSIGN_OR_RETURN(out.target_ids, read_target_ids(checkpoint, head.plan.spec,
                                                            target.spec(), overrides.absolute_ids));
-  out.model = std::make_unique<Decoder>(head.plan.spec,
-                                        std::make_shared<const ModelWeights>(std::move(weights)),
-                                        ends, reader.take_infos(), ops);
+  auto model = std::make_unique<Decoder>(head.plan.spec,
+                                         std::make_shared<const ModelWeights>(std::move(weights)),
+                                         ends, reader.take_infos(), ops);
+  if (head.plan.norms_each_feature)
+    model->split_input_norm(static_cast<int>(head.plan.boundaries.size()));
+  out.model = std::move(model);
   out.plan = std::move(head.plan);
   return out;
 }

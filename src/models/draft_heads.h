@@ -3,7 +3,8 @@
 //
 // A head is a model of its own kind of ModelSpec (FeatureSpec). Published files differ in names and
 // in details that no configuration tells, so tensors decide where they can: a norm, a bias or an
-// embedding that the file has is used. Errors name the tensor or the key that does not fit.
+// embedding that the file has is used. EAGLE-3 heads may also be GGUF files. Errors name the tensor
+// or the key that does not fit.
 #pragma once
 
 #include <memory>
@@ -25,6 +26,8 @@ struct HeadPlan {
   // residual stream behind that number of layers (ascending, unless overrides say otherwise).
   bool reads_last = false;
   std::vector<int> boundaries;
+  // Whether each of the features has a norm of its own (EAGLE 3.1's fc_norm).
+  bool norms_each_feature = false;
   size_t weight_bytes = 0;
 };
 

@@ -1,5 +1,6 @@
 #include "models/architectures.h"
 #include "models/decoder_config.h"
+#include "tensor/dtype.h"
 
 namespace freshet::models {
 namespace falcon_model {
@@ -22,6 +23,7 @@ constexpr NameRule kGgufNames[] = {
 
 ModelSpec spec(Config& c) {
   const int hidden = c.size({"hidden_size", "n_embed"}, 4544);
+  const bool alibi = c.flag({"alibi"}, false);
   ModelSpec s = decoder_spec(c, "falcon",
                              {.vocab = 65024,
                               .hidden = hidden,
@@ -33,11 +35,8 @@ ModelSpec spec(Config& c) {
                               .norm_bias = true,
                               .eps = 1e-5,
                               .gated = false,
-                              .activation = c.text({"activation"}, "gelu")});
-  if (c.flag({"alibi"}, false)) {
-    c.fail(
-        unsupported("'alibi' of falcon is not supported: only models with rotary embeddings are"));
-  }
+                              .activation = c.text({"activation"}, "gelu"),
+                              .rotary = !alibi});
   const bool grouped = c.flag({"new_decoder_architecture"}, false);
   const bool one_head = !grouped && c.flag({"multi_query"}, true);
   const bool parallel = grouped || c.flag({"parallel_attn"}, true);
@@ -49,6 +48,11 @@ ModelSpec spec(Config& c) {
   for (LayerSpec& layer : s.layers) {
     AttentionSpec& a = layer.attention();
     a.kv_heads = kv_heads;
+    if (alibi) {
+      // The slopes are BF16 numbers, and are scaled as the scores are.
+      a.slopes = alibi_slopes(heads);
+      for (float& slope : a.slopes) slope = bf16_to_f32(f32_to_bf16(slope)) * a.scale;
+    }
     a.qkv_bias = a.out_bias = layer.mlp().bias = bias;
     layer.parallel = parallel;
     if (parallel && !two_norms) layer.branches.back().norms.in.reset();

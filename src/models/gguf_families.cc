@@ -28,7 +28,6 @@ constexpr std::pair<std::string_view, std::string_view> kTypes[] = {
     {"modern-bert", "modernbert"},
 
     {"internlm2", "llama"},
-    {"baichuan", "llama"},
     {"xverse", "llama"},
     {"minicpm", "granite"},
     {"qwen", "qwen2"},
@@ -61,7 +60,6 @@ class Family {
     attention();
     encoders();
     if (architecture_ == "qwen") halve_mlp();
-    FRESHET_RETURN_IF_ERROR(refuse_alibi());
     if (architecture_ == "minicpm") FRESHET_RETURN_IF_ERROR(scales());
     out_["model_type"] = json::Value(type_);
     return {};
@@ -173,12 +171,6 @@ class Family {
   void halve_mlp() {
     const loader::TensorSource* up = checkpoint_.find("blk.0.ffn_up.weight");
     if (up != nullptr && up->shape.size() == 2) set("intermediate_size", up->shape[0]);
-  }
-
-  Status refuse_alibi() {
-    const bool large_baichuan = architecture_ == "baichuan" && get("block_count") == 40;
-    if (!large_baichuan) return {};
-    return unsupported("GGUF: baichuan of 40 layers has ALiBi, which is not supported");
   }
 
   // MiniCPM is Granite with the usual scale of queries.

@@ -1,3 +1,4 @@
+// Qwen3-Next and Qwen3.5: gated delta nets (arXiv:2412.06464) and gated attention.
 #include "models/architectures.h"
 #include "models/decoder_config.h"
 #include "models/sparse_layers.h"
@@ -6,24 +7,7 @@
 namespace freshet::models {
 namespace qwen3_next_model {
 
-ModelSpec spec(Config& c) {
-  ModelSpec s = decoder_spec(c, "qwen3_next",
-                             {.vocab = 151936,
-                              .hidden = 2048,
-                              .layers = 48,
-                              .heads = 16,
-                              .kv_heads = 2,
-                              .head_dim = 256,
-                              .ff = 5632,
-                              .context = 32768,
-                              .rope = {.partial = 0.25}});
-  const bool bias = c.flag({"attention_bias"}, false);
-  for (LayerSpec& layer : s.layers) {
-    AttentionSpec& a = layer.attention();
-    a.qk_norm = QkNorm::kHead;
-    a.output_gate = true;
-    a.qkv_bias = a.out_bias = bias;
-  }
+MoeSpec read_experts(Config& c, const ModelSpec& s) {
   MoeSpec moe;
   moe.expert_ff = c.size({"moe_intermediate_size"}, 512);
   moe.glu.activation = s.layers.front().mlp().activation;
@@ -32,8 +16,19 @@ ModelSpec spec(Config& c) {
   moe.routing.experts = c.size({"num_experts"}, 512);
   moe.routing.top_k = c.size({"num_experts_per_tok"}, 10);
   moe.routing.renormalize = c.flag({"norm_topk_prob"}, true);
-  set_experts(s, moe, sparse_layers(c));
+  return moe;
+}
 
+// Gated attention in every fourth layer, gated delta nets in the others.
+ModelSpec read(Config& c, std::string_view name, const DecoderDefaults& defaults) {
+  ModelSpec s = decoder_spec(c, name, defaults);
+  const bool bias = c.flag({"attention_bias"}, false);
+  for (LayerSpec& layer : s.layers) {
+    AttentionSpec& a = layer.attention();
+    a.qk_norm = QkNorm::kHead;
+    a.output_gate = true;
+    a.qkv_bias = a.out_bias = bias;
+  }
   DeltaNetSpec net;
   net.key_heads = c.size({"linear_num_key_heads"}, 16);
   net.value_heads = c.size({"linear_num_value_heads"}, 32);
@@ -51,9 +46,69 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
+ModelSpec spec(Config& c) {
+  ModelSpec s = read(c, "qwen3_next",
+                     {.vocab = 151936,
+                      .hidden = 2048,
+                      .layers = 48,
+                      .heads = 16,
+                      .kv_heads = 2,
+                      .head_dim = 256,
+                      .ff = 5632,
+                      .context = 32768,
+                      .rope = {.partial = 0.25}});
+  set_experts(s, read_experts(c, s), sparse_layers(c));
+  return s;
+}
+
+ModelSpec dense_spec(Config& c) {
+  return read(c, "qwen3_5",
+              {.vocab = 248320,
+               .hidden = 4096,
+               .layers = 32,
+               .heads = 16,
+               .kv_heads = 4,
+               .head_dim = 256,
+               .ff = 12288,
+               .context = 32768,
+               .rope = {.partial = 0.25}});
+}
+
+ModelSpec moe_spec(Config& c) {
+  ModelSpec s = read(c, "qwen3_5_moe",
+                     {.vocab = 248320,
+                      .hidden = 2048,
+                      .layers = 40,
+                      .heads = 16,
+                      .kv_heads = 2,
+                      .head_dim = 256,
+                      .ff = 512,
+                      .context = 32768,
+                      .rope = {.partial = 0.25}});
+  MoeSpec moe = read_experts(c, s);
+  moe.routing.experts = c.size({"num_experts"}, 256);
+  moe.routing.top_k = c.size({"num_experts_per_tok"}, 8);
+  moe.routing.renormalize = true;
+  set_experts(s, moe, [](int) { return true; });
+  return s;
+}
+
 constexpr NameRule kNames[] = {
     {Role::kStateIn, "model.layers.{}.linear_attn.in_proj_qkvz"},
     {Role::kStateGates, "model.layers.{}.linear_attn.in_proj_ba"},
+    {Role::kStateConv, "model.layers.{}.linear_attn.conv1d"},
+    {Role::kStateA, "model.layers.{}.linear_attn.A_log"},
+    {Role::kStateDtBias, "model.layers.{}.linear_attn.dt_bias"},
+    {Role::kStateNorm, "model.layers.{}.linear_attn.norm"},
+    {Role::kStateOut, "model.layers.{}.linear_attn.out_proj"},
+};
+
+// Qwen3.5 has the parts of the input projections in matrices of their own.
+constexpr NameRule kSplitNames[] = {
+    {Role::kStateIn, "model.layers.{}.linear_attn.in_proj_qkv"},
+    {Role::kStateZ, "model.layers.{}.linear_attn.in_proj_z"},
+    {Role::kStateGates, "model.layers.{}.linear_attn.in_proj_b"},
+    {Role::kStateDt, "model.layers.{}.linear_attn.in_proj_a"},
     {Role::kStateConv, "model.layers.{}.linear_attn.conv1d"},
     {Role::kStateA, "model.layers.{}.linear_attn.A_log"},
     {Role::kStateDtBias, "model.layers.{}.linear_attn.dt_bias"},
@@ -67,6 +122,19 @@ Architecture qwen3_next() {
   return {.type = "qwen3_next",
           .spec = qwen3_next_model::spec,
           .names = qwen3_next_model::kNames,
+          .norms_less_one = true};
+}
+
+Architecture qwen3_5() {
+  return {.type = "qwen3_5_text",
+          .spec = qwen3_next_model::dense_spec,
+          .names = qwen3_next_model::kSplitNames,
+          .norms_less_one = true};
+}
+Architecture qwen3_5_moe() {
+  return {.type = "qwen3_5_moe_text",
+          .spec = qwen3_next_model::moe_spec,
+          .names = qwen3_next_model::kSplitNames,
           .norms_less_one = true};
 }
 

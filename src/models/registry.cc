@@ -13,6 +13,7 @@
 #include "models/assemble.h"
 #include "models/gguf_config.h"
 #include "models/pooled_heads.h"
+#include "models/towers.h"
 #include "models/weight_cache.h"
 #include "models/weight_reader.h"
 #include "ops/device.h"
@@ -35,7 +36,9 @@ std::span<const Architecture> architectures() {
       gte(),          gte_new(),       t5(),         mt5(),        bart(),
       mbart(),        whisper(),       lfm2(),       lfm2_moe(),   mamba(),
       falcon_mamba(), mamba2(),        qwen3_next(), falcon_h1(),  granitemoehybrid(),
-      bamba(),        jamba(),         nemotron_h(), minimax(),
+      bamba(),        jamba(),         nemotron_h(), minimax(),    qwen2_vl(),
+      qwen2_5_vl(),   qwen3_vl(),      mllama(),     marian(),     m2m_100(),
+      baichuan(),     bloom(),         mpt(),        qwen3_5(),    qwen3_5_moe(),
   };
   return list;
 }
@@ -101,12 +104,14 @@ namespace {
 json::Value text_config(const json::Value& config) {
   const json::Value* text = config.find("text_config");
   const std::string type = config.get_string("model_type", "");
-  if (text == nullptr || !text->is_object()) return config;
-  if (type == "gemma3") {
-    json::Value out = *text;
-    out.as_object()["model_type"] = json::Value("gemma3_text");
+  const bool parts = text != nullptr && text->is_object();
+  // Older files have the language model's keys beside the tower's.
+  if (by_type(type + "_text") != nullptr) {
+    json::Value out = parts ? *text : config;
+    out.as_object()["model_type"] = json::Value(type + "_text");
     return out;
   }
+  if (!parts) return config;
   // Of other models with such a part, where this reads it and not the whole.
   const bool whole = by_type(type) != nullptr;
   return !whole && by_type(text->get_string("model_type", "")) != nullptr ? *text : config;
@@ -152,6 +157,8 @@ Result<ModelSpec> read_settled(const loader::Checkpoint& checkpoint, const json:
   FRESHET_ASSIGN_OR_RETURN(ModelSpec spec, read_spec(config));
   // Its head gives scores (pooled_heads.h).
   if (is_classifier(config)) spec.generates = false;
+  if (checkpoint.kind() != loader::Checkpoint::Kind::kGguf)
+    FRESHET_RETURN_IF_ERROR(add_tower(checkpoint.config(), spec));
   warning = settle_head(checkpoint, *architecture, spec);
   return spec;
 }
@@ -174,12 +181,26 @@ struct Loading {
   ModelSpec spec;
 };
 
-// All weights of the model, an encoder's included. `infos` lists them.
+// All weights of the model, an encoder's and a tower's included. `infos` lists them.
 Result<ModelWeights> assemble_all(const Loading& l, WeightCache* packed, WeightCacheWriter* copy,
                                   std::vector<Model::WeightInfo>& infos) {
   WeightReader reader(l.checkpoint, *l.architecture, l.ops, l.progress, packed, copy);
   FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, assemble(reader, l.spec));
   infos = reader.take_infos();
+  const TowerFamily* const tower = tower_of(l.checkpoint.config());
+  if (l.spec.vision != nullptr && l.ops.device() == nullptr && has_tower(l.checkpoint, *tower)) {
+    const Architecture named{.type = tower->type, .spec = nullptr, .names = {}};
+    Architecture parts[2] = {named, named};
+    int part = 0;
+    const auto make = [&](std::span<const NameRule> names) {
+      Architecture& of = parts[part++];
+      of.names = names;
+      return WeightReader(l.checkpoint, of, l.ops, l.progress, packed, copy);
+    };
+    FRESHET_ASSIGN_OR_RETURN(VisionWeights read,
+                             assemble_tower(make, *tower, *l.spec.vision, infos));
+    weights.vision = std::make_shared<const VisionWeights>(std::move(read));
+  }
   if (l.spec.encoder == nullptr) return weights;
   Architecture named = *l.architecture;
   named.names = l.architecture->encoder_names;
@@ -249,6 +270,7 @@ Role last_weight_of(const LayerSpec& layer) {
   if (std::holds_alternative<AttentionSpec>(body) || std::holds_alternative<MlaSpec>(body))
     return Role::kOutput;
   if (std::holds_alternative<MlpSpec>(body)) return Role::kDown;
+  if (std::holds_alternative<CrossAttentionSpec>(body)) return Role::kCrossOutput;
   return std::holds_alternative<MoeSpec>(body) ? Role::kRouter : Role::kStateOut;
 }
 

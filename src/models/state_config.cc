@@ -1,5 +1,6 @@
 #include "models/state_config.h"
 
+#include <cmath>
 #include <limits>
 
 namespace freshet::models {
@@ -32,7 +33,7 @@ void read_dt_limits(Config& c, Mamba2Spec& m) {
   const json::Value& least = limits->as_array()[0];
   const json::Value& most = limits->as_array()[1];
   if (least.is_number()) m.dt_min = static_cast<float>(least.as_double());
-  const bool ends = most.is_number();
+  const bool ends = most.is_number() && std::isfinite(most.as_double());
   if (ends || m.dt_min > 0)
     m.dt_max = ends ? static_cast<float>(most.as_double()) : std::numeric_limits<float>::max();
 }

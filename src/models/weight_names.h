@@ -60,6 +60,7 @@ enum class Role {
   // Layers with states
   kStateIn,
   kStateGates,
+  kStateZ,
   kStateConv,
   kStateX,
   kStateDt,
@@ -100,6 +101,27 @@ enum class Role {
   kFeatureNorm,
   kFeatureEmbeddingNorm,
   kFeatureInputNorm,
+  // Towers for pictures, beside the roles above: "{}" of the deep ones counts connectors
+  kPatches,
+  kClassRow,
+  kConnectorNorm,
+  kConnectorIn,
+  kConnectorOut,
+  kDeepNorm,
+  kDeepIn,
+  kDeepOut,
+  kTilePositions,
+  kTileGate,
+  kTilesBefore,
+  kTilesBeforeGate,
+  kTilesAfter,
+  kTilesAfterGate,
+  // Weights whose tanh scales a branch
+  kAttentionGate,
+  kCrossGate,
+  kMlpGate,
+  kCrossQueryNorm,
+  kCrossKeyNorm,
   kCount,
 };
 

@@ -66,7 +66,17 @@ const TensorSource* find_tensor(const loader::Checkpoint& checkpoint, const std:
     if (!name.starts_with(base)) continue;
     const std::string rest = name.substr(base.size());
     if (const TensorSource* found = checkpoint.find(rest)) return found;
-    if (const TensorSource* found = checkpoint.find("model.language_model." + rest)) return found;
+    for (const std::string_view inner : {"model.language_model.", "model.text_model."}) {
+      if (const TensorSource* found = checkpoint.find(std::string(inner) + rest)) return found;
+    }
+  }
+  constexpr std::string_view kTower = "vision_tower.";
+  if (name.starts_with(kTower)) {
+    for (const std::string_view other : {"vision_tower.vision_model.", "model.vision_tower.",
+                                         "model.vision_tower.vision_model."}) {
+      const std::string full = std::string(other) + name.substr(kTower.size());
+      if (const TensorSource* found = checkpoint.find(full)) return found;
+    }
   }
   for (const std::string_view around : {"language_model.", "new.", "gte."}) {
     if (const TensorSource* found = checkpoint.find(std::string(around) + name)) return found;
@@ -276,6 +286,23 @@ Status WeightReader::linear(Linear& out, Role role, int layer, int64_t rows, int
   std::vector<float> picked;
   for (const int64_t r : order) picked.push_back(all[static_cast<size_t>(r)]);
   return store(out.bias, picked);
+}
+
+Status WeightReader::joined(Linear& out, Role first, int64_t first_rows, Role second,
+                            int64_t second_rows, int layer, int64_t cols) {
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* head, require(first, ".weight", layer));
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* tail, require(second, ".weight", layer));
+  FRESHET_ASSIGN_OR_RETURN(Rows rows, this->rows(*head, first_rows, cols));
+  FRESHET_ASSIGN_OR_RETURN(Rows more, this->rows(*tail, second_rows, cols));
+  if (rows.format != more.format) {
+    return unsupported("tensors '{}' and '{}' have different formats", head->name, tail->name);
+  }
+  rows.rows.insert(rows.rows.end(), more.rows.begin(), more.rows.end());
+  for (Buffer& buffer : more.owned) rows.owned.push_back(std::move(buffer));
+  FRESHET_RETURN_IF_ERROR(pack(out.weight, head->name, rows));
+  release(*head);
+  release(*tail);
+  return {};
 }
 
 Status WeightReader::vector(Vector& out, Role role, std::string_view suffix, int layer,

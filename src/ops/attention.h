@@ -23,7 +23,7 @@ struct KvShape {
   int key_dim = 0;
   int value_dim = 0;
   bool value_is_key_prefix = false;  // MLA: a value is the first value_dim features of its key
-  bool biased = false;               // attention adds AttentionParams::distance_bias
+  bool biased = false;               // attention adds AttentionParams::distance_bias or ::slopes
   // Behind the heads, a block has bounds of its keys: BF16 [kv_heads, 2, key_dim], the least and
   // the greatest number of each feature, rounded outward. Only those of full blocks are valid.
   bool bounded = false;
@@ -48,6 +48,12 @@ struct KeyRange {
   int32_t first = 0;
   int32_t end = 0;
 };
+
+inline std::span<const int32_t> numbers_of(std::span<const KeyRange> ranges) {
+  static_assert(sizeof(KeyRange) == 2 * sizeof(int32_t));
+  if (ranges.empty()) return {};
+  return {&ranges.front().first, 2 * ranges.size()};
+}
 
 // The ragged batch, as attention sees it. Sequence s has queries [query_start[s], query_start[s +
 // 1]) of the flattened tokens, at least one; they are the last of its context_len[s] tokens.
@@ -96,6 +102,9 @@ struct AttentionParams {
   // query's, clamped to +-bias_reach) is entry bias_reach + d. Only for shapes that are `biased`.
   const float* distance_bias = nullptr;
   int bias_reach = 0;
+  // [heads]: slopes[h] * d is added to the score of a key at distance d (ALiBi, arXiv:2108.12409).
+  // Only for shapes that are `biased`, and not together with distance_bias.
+  const float* slopes = nullptr;
 };
 
 }  // namespace freshet::ops

@@ -51,6 +51,8 @@ class Device : public Memory {
   // Returns ok, or one line that says why a cache of this shape cannot be served.
   virtual Status supports(const KvShape& shape) const = 0;
   virtual Status supports(const Routing& routing) const = 0;
+  // The most states of a channel that selective_scan() takes.
+  virtual int most_selective_states() const = 0;
 
   virtual void embed(const Matrix& out, const Weight& table, std::span<const int32_t> ids,
                      float scale, int32_t offset) = 0;
@@ -61,7 +63,8 @@ class Device : public Memory {
   virtual void norm_heads(const Matrix& x, int heads, int head_dim, const Norm& norm,
                           bool weight_per_head) = 0;
   virtual void rope_table(float* cos_sin, std::span<const int32_t> positions,
-                          std::span<const float> inv_freq, float scale) = 0;
+                          std::span<const float> inv_freq, float scale,
+                          const PositionScale& growth) = 0;
   virtual void rope(const Matrix& x, int heads, int head_dim, int offset, int rotary_dim,
                     bool interleaved, const float* cos_sin) = 0;
   virtual void store_kv(const KvView& cache, const Matrix& k, const Matrix& v,
@@ -75,6 +78,13 @@ class Device : public Memory {
   virtual void softcap(const Matrix& x, float cap) = 0;
   virtual void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) = 0;
   virtual void sigmoid_gate(const Matrix& x, const Matrix& gate) = 0;
+  virtual void sigmoid_product(const Matrix& x, const Matrix& gate) = 0;
+  virtual void xielu(const Matrix& x, const Xielu& xielu) = 0;
+  // Slots and saves of a state's batch are in host memory, as all tables.
+  virtual void causal_conv(const CausalConv& conv) = 0;
+  virtual void selective_scan(const SelectiveScan& scan) = 0;
+  virtual void linear_scan(const LinearScan& scan) = 0;
+  virtual void delta_scan(const DeltaScan& scan) = 0;
   virtual void argmax(const Matrix& x, int32_t* ids) = 0;
   // Whether sample() accepts rows of `vocab` logits. words: sampling descriptors (ops/sample.h),
   // whose `last` index `tokens`.

@@ -111,9 +111,13 @@ class Ops {
                   bool weight_per_head);  // in place
 
   // cos_sin: [tokens, 2, rotary_dim / 2]: scale * cos and scale * sin of position * inv_freq, times
-  // `growth` of the position (host only).
+  // `growth` of the position.
   void rope_table(float* cos_sin, std::span<const int32_t> positions,
                   std::span<const float> inv_freq, float scale, const PositionScale& growth = {});
+  // The same for tokens with a position on each of several axes: frequency i is multiplied by the
+  // position on axis axes[i]. positions: [tokens, count]. Host only.
+  void rope_table(float* cos_sin, std::span<const int32_t> positions, int count,
+                  std::span<const int> axes, std::span<const float> inv_freq, float scale);
   // Rotates the first rotary_dim features of each head, in place. interleaved: pairs (2i, 2i+1);
   // otherwise (i, i + rotary_dim / 2). x: [tokens, heads * head_dim], the rotated part at `offset`
   // in a head.
@@ -151,11 +155,13 @@ class Ops {
 
   void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu);
   void activation(const Matrix& x, Activation activation);    // in place
-  void xielu(const Matrix& x, const Xielu& xielu);            // in place; host only
+  void xielu(const Matrix& x, const Xielu& xielu);            // in place
   void add(const Matrix& out, const Matrix& x, float scale);  // out += scale * x
   void scale(const Matrix& x, float scale);                   // in place
   void softcap(const Matrix& x, float cap);                   // cap * tanh(x / cap), in place
   void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows);
+  // out[rows[i]] = [out[rows[i]] +] x[i]. Host only.
+  void put_rows(const Matrix& out, std::span<const int32_t> rows, const Matrix& x, bool add);
   // x[t] *= sigmoid(gate[t, 0]), in place (the gate of Qwen2-MoE's shared expert).
   void sigmoid_gate(const Matrix& x, const Matrix& gate);
   // ids[t]: the argmax of row t. Ties go to the lowest column and NaNs are skipped; -1 if no value
@@ -178,10 +184,10 @@ class Ops {
   void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights, int top_k,
            const Experts& experts, bool add);
 
-  // x *= sigmoid(gate), in place. Host only.
+  // x *= sigmoid(gate), in place.
   void sigmoid_product(const Matrix& x, const Matrix& gate);
-  // ---- Sequences with states (ops/state.h). Host only. Token by token, so that no cut of a
-  // sequence into steps changes a bit.
+  // ---- Sequences with states (ops/state.h). Token by token, so that no cut of a sequence into
+  // steps changes a bit.
   void causal_conv(const CausalConv& conv);
   void selective_scan(const SelectiveScan& scan);
   void linear_scan(const LinearScan& scan);

@@ -50,11 +50,43 @@ void Ops::norm_heads(const Matrix& x, int heads, int head_dim, const Norm& norm,
   });
 }
 
+namespace {
+
+// The angle is an F32 product, as in training; its cosine is exact to F32.
+void rotate_pair(float* row, int64_t half, int64_t i, float position, float frequency,
+                 double factor) {
+  const double angle = position * frequency;
+  row[i] = static_cast<float>(factor * std::cos(angle));
+  row[half + i] = static_cast<float>(factor * std::sin(angle));
+}
+
+}  // namespace
+
+void Ops::rope_table(float* cos_sin, std::span<const int32_t> positions, int count,
+                     std::span<const int> axes, std::span<const float> inv_freq, float scale) {
+  const auto half = static_cast<int64_t>(inv_freq.size());
+  const int64_t tokens = std::ssize(positions) / count;
+  FRESHET_CHECK(device() == nullptr, "rope_table of several axes on a device");
+  FRESHET_CHECK(std::ssize(axes) == half && std::ssize(positions) == tokens * count,
+                "rope_table axes={} frequencies={} positions={}", axes.size(), half,
+                positions.size());
+  impl_->for_rows(tokens, half * 32, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) {
+      const std::span<const int32_t> own =
+          positions.subspan(static_cast<size_t>(t * count), static_cast<size_t>(count));
+      for (int64_t i = 0; i < half; ++i) {
+        const auto at = static_cast<size_t>(i);
+        const auto position = static_cast<float>(own[static_cast<size_t>(axes[at])]);
+        rotate_pair(cos_sin + t * 2 * half, half, i, position, inv_freq[at], scale);
+      }
+    }
+  });
+}
+
 void Ops::rope_table(float* cos_sin, std::span<const int32_t> positions,
                      std::span<const float> inv_freq, float scale, const PositionScale& growth) {
   if (Device* d = device()) {
-    FRESHET_CHECK(growth.gain == 0.0f, "rope_table on a device, gain={}", growth.gain);
-    return d->rope_table(cos_sin, positions, inv_freq, scale);
+    return d->rope_table(cos_sin, positions, inv_freq, scale, growth);
   }
   const auto half = static_cast<int64_t>(inv_freq.size());
   const auto tokens = static_cast<int64_t>(positions.size());
@@ -65,12 +97,8 @@ void Ops::rope_table(float* cos_sin, std::span<const int32_t> positions,
       const double steps = std::floor((position + 1.0f) / growth.interval);
       const double factor =
           growth.gain == 0.0f ? double{scale} : scale * (1.0 + growth.gain * std::log1p(steps));
-      for (int64_t i = 0; i < half; ++i) {
-        // The angle is an F32 product, as in training; its cosine is exact to F32.
-        const double angle = position * inv_freq[static_cast<size_t>(i)];
-        row[i] = static_cast<float>(factor * std::cos(angle));
-        row[half + i] = static_cast<float>(factor * std::sin(angle));
-      }
+      for (int64_t i = 0; i < half; ++i)
+        rotate_pair(row, half, i, position, inv_freq[static_cast<size_t>(i)], factor);
     }
   });
 }
@@ -116,7 +144,7 @@ void Ops::activation(const Matrix& x, Activation activation) {
 }
 
 void Ops::xielu(const Matrix& x, const Xielu& p) {
-  FRESHET_CHECK(device() == nullptr, "xielu on a device");
+  if (Device* d = device(); d != nullptr && x.rows > 0) return d->xielu(x, p);
   impl_->for_rows(x.rows, x.cols * 16, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       float* const row = x.row(t);
@@ -151,6 +179,22 @@ void Ops::softcap(const Matrix& x, float cap) {
   impl_->for_rows(x.rows, x.cols * 4, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) impl_->vector->softcap(x.row(t), x.cols, cap);
   });
+}
+
+void Ops::put_rows(const Matrix& out, std::span<const int32_t> rows, const Matrix& x, bool add) {
+  FRESHET_CHECK(device() == nullptr, "put_rows on a device");
+  FRESHET_CHECK(x.rows == static_cast<int64_t>(rows.size()) && out.cols == x.cols,
+                "put_rows out [{}, {}], x [{}, {}], rows [{}]", out.rows, out.cols, x.rows, x.cols,
+                rows.size());
+  for (int64_t i = 0; i < x.rows; ++i) {
+    const int32_t to = rows[static_cast<size_t>(i)];
+    FRESHET_CHECK(to >= 0 && to < out.rows, "put_rows row={} of {}", to, out.rows);
+    if (add) {
+      impl_->vector->add(out.row(to), x.row(i), x.cols, 1.0f);
+    } else {
+      std::memcpy(out.row(to), x.row(i), static_cast<size_t>(x.cols) * sizeof(float));
+    }
+  }
 }
 
 void Ops::gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) {

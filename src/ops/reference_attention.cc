@@ -208,6 +208,7 @@ struct Row {
   double max, sum;
   const float* bias;  // by distance, or nullptr
   int64_t position;
+  double slope;
 
   void take(const AttentionParams& params, const KvShape& s, const float* key, const float* value,
             int64_t p) {
@@ -217,6 +218,7 @@ struct Row {
       const int64_t reach = params.bias_reach;
       score += double{bias[reach + std::clamp(p - position, -reach, reach)]};
     }
+    if (slope != 0.0) score += slope * static_cast<double>(p - position);
     if (score > max) {
       const double shrink = std::exp(max - score);
       for (int d = 0; d < s.value_dim; ++d) acc[d] *= shrink;
@@ -288,7 +290,8 @@ void attend(const Matrix& out, const Matrix& q, const KvView& cache, const Atten
                          params.distance_bias != nullptr
                              ? params.distance_bias + int64_t{h} * (2 * params.bias_reach + 1)
                              : nullptr,
-                         place_of(batch, token).position};
+                         place_of(batch, token).position,
+                         params.slopes != nullptr ? double{params.slopes[h]} : 0.0};
     }
   }
   const int sequence = place_of(batch, first).sequence;

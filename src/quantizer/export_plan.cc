@@ -211,7 +211,7 @@ Status ExportPlanner::branch(const LightningSpec&, int) {
 }
 
 Status ExportPlanner::branch(const CrossAttentionSpec&, int) {
-  return unsupported("converting encoder-decoders to GGUF is not supported");
+  return unsupported("converting models with cross-attention to GGUF is not supported");
 }
 
 Status ExportPlanner::branch(const MlpSpec& mlp, int layer) {

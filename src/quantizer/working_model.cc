@@ -36,6 +36,9 @@ Result<std::unique_ptr<WorkingModel>> WorkingModel::open(
   if (model.spec.encoder != nullptr)
     return unsupported("{} is an encoder-decoder: only decoders can be quantised",
                        model.spec.architecture);
+  if (model.spec.vision != nullptr && model.spec.vision->cross)
+    return unsupported("{} attends to pictures: models with such layers cannot be quantised",
+                       model.spec.architecture);
   if (!model.spec.generates)
     return unsupported(
         "{} is an encoder or a classifier; only models that write text can be quantised", path);

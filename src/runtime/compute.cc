@@ -33,7 +33,8 @@ Result<std::shared_ptr<Compute>> Compute::open(const ComputeOptions& options) {
 
 Result<ops::KvType> Compute::kv_type(const std::string& name, bool scratch) const {
   if (name != "auto") return ops::kv_type_by_name(name);
-  return reference_ || scratch ? ops::KvType::kF32 : ops::KvType::kF16;
+  const bool keeps_f32 = device() == nullptr;
+  return reference_ || (scratch && keeps_f32) ? ops::KvType::kF32 : ops::KvType::kF16;
 }
 
 }  // namespace freshet::runtime

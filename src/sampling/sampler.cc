@@ -130,6 +130,8 @@ Sampler::Sampler(const SamplingParams& params, int64_t vocab, uint64_t seed, uin
       for (const int32_t id : prompt) counts_.add(id, false);
     }
   }
+  if (params_.rules != nullptr)
+    said_.reserve(static_cast<size_t>(std::max<int64_t>(max_output, 0)));
   saved_.reserve(distinct + biases_.size() + stop_ids_.size());
 }
 
@@ -144,6 +146,7 @@ uint64_t Sampler::bits(int64_t position, Purpose purpose) const {
 
 void Sampler::accept(int32_t id) {
   ++outputs_;
+  if (params_.rules != nullptr) said_.push_back(id);
   if (penalties_) counts_.add(id, true);
 }
 
@@ -155,6 +158,7 @@ void Sampler::change(std::span<float> logits, int32_t id, float value) {
 
 void Sampler::adjust(std::span<float> logits, TokenMask mask) {
   saved_.clear();
+  if (params_.rules != nullptr) params_.rules->apply(said_, logits.data(), std::ssize(logits));
   for (size_t w = 0; w < mask.size(); ++w) {
     if (mask[w] == ~uint32_t{0}) continue;
     const size_t end = std::min(logits.size(), (w + 1) * 32);
@@ -256,7 +260,8 @@ ops::SampleRow::List append(std::vector<int32_t>& words, std::span<const T> item
 bool Sampler::describe(int64_t position, TokenMask mask, int unseen, ops::SampleRow& row,
                        std::vector<int32_t>& words) const {
   row = {};
-  if (params_.logprobs >= 0 || (params_.typical_p < 1.0f && !greedy())) return false;
+  if (params_.rules != nullptr || params_.logprobs >= 0 || (params_.typical_p < 1.0f && !greedy()))
+    return false;
   if (penalties_ && unseen > 1) return false;
   row.how = greedy() ? ops::SampleRow::kBest : ops::SampleRow::kDraw;
   if (!greedy()) {

@@ -52,10 +52,10 @@ class Sampler {
   int32_t sample(std::span<float> logits, int64_t position, SamplerScratch& s, TokenMask mask = {},
                  std::vector<TokenLogprob>* logprobs = nullptr);
   // The sampling descriptor of what sample() would do, so that a device can do it: false where it
-  // cannot (the row says kNotHere then). Lists are appended to `words`. `unseen`: so many tokens
-  // were put out, or are assumed to be (drafts), that accept() was not told. If penalties depend on
-  // it, a single such token is the row's own token of the batch, and `row.last` is 0; more than one
-  // cannot be described.
+  // cannot (the row says kNotHere then). Lists are appended to `words`. `unseen`: the
+  // number of tokens that were put out, or are assumed to be (drafts), without a call of accept().
+  // If penalties depend on it, a single such token is the row's own token of the batch, and
+  // `row.last` is 0; more than one cannot be described.
   bool describe(int64_t position, TokenMask mask, int unseen, ops::SampleRow& row,
                 std::vector<int32_t>& words) const;
   // `id` is part of the output now.
@@ -88,6 +88,7 @@ class Sampler {
   std::vector<ops::SampleRow::Bias> biases_;  // each id once
   bool penalties_ = false;
   TokenCounts counts_;                            // unused without penalties
+  std::vector<int32_t> said_;                     // the output, for params_.rules
   std::vector<std::pair<int32_t, float>> saved_;  // raw logits of what adjust() changed, in order
 };
 

@@ -68,7 +68,7 @@ void Scheduler::count_start(const Sequence& s, int32_t cached) {
     stats_.tier_hits += loaded;
   }
   const bool to_the_end = cached > 0 && cached + 1 == s.size();
-  if (to_the_end && cache_.cached(s.request->salt, s.tokens) == s.size())
+  if (to_the_end && cache_.cached(s.request->salt, s.cached_as()) == s.size())
     ++stats_.recomputed_tokens;
 }
 

@@ -17,7 +17,7 @@ const BlockKey& Offload::key(Sequence& s, int32_t block) {
   while (std::ssize(keys) <= block) {
     const auto at = keys.size() * kBlockTokens;
     const BlockKey parent = keys.empty() ? store_.root(s.request->salt) : keys.back();
-    keys.push_back(store_.next(parent, std::span(s.tokens).subspan(at, kBlockTokens)));
+    keys.push_back(extend(parent, s, at, kBlockTokens));
   }
   return keys[static_cast<size_t>(block)];
 }
@@ -26,7 +26,15 @@ BlockKey Offload::tail_key(Sequence& s, int32_t tokens) {
   const int32_t full = tokens / kBlockTokens;
   const BlockKey parent = full == 0 ? store_.root(s.request->salt) : key(s, full - 1);
   const auto at = static_cast<size_t>(full) * kBlockTokens;
-  return store_.next(parent, std::span(s.tokens).subspan(at, static_cast<size_t>(tokens) - at));
+  return extend(parent, s, at, static_cast<size_t>(tokens) - at);
+}
+
+// The key of the prefix `parent` and the tokens [from, from + count) after it, with what they show.
+BlockKey Offload::extend(BlockKey parent, const Sequence& s, size_t from, size_t count) const {
+  for (const PictureMark& mark :
+       marks_of(s.pictures, static_cast<int32_t>(from), static_cast<int32_t>(count)))
+    parent = store_.next(parent, mark);
+  return store_.next(parent, std::span(s.tokens).subspan(from, count));
 }
 
 bool Offload::has_all(const BlockKey& key) {
@@ -158,7 +166,7 @@ void Offload::end(Load& load, const std::vector<bool>& ok) {
     return;
   }
   cache_.truncate(tier.loaded, (tier.loaded_tokens + kBlockTokens - 1) / kBlockTokens);
-  cache_.computed(tier.loaded, s.tokens, tier.loaded_tokens);
+  cache_.computed(tier.loaded, s.cached_as(), tier.loaded_tokens);
   tier.from_store = tier.loaded_tokens - load.first * kBlockTokens;
   ready_.push_back(&s);
 }

@@ -69,6 +69,8 @@ class Offload {
 
   const kv_cache::BlockKey& key(Sequence& s, int32_t block);
   kv_cache::BlockKey tail_key(Sequence& s, int32_t tokens);
+  kv_cache::BlockKey extend(kv_cache::BlockKey parent, const Sequence& s, size_t from,
+                            size_t count) const;
   bool has_all(const kv_cache::BlockKey& key);
   Found longest(Sequence& s, std::span<const int32_t> tokens);
   int32_t usable_end(const Load& load, const std::vector<bool>& ok) const;

@@ -131,6 +131,8 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
     const int32_t silent = std::clamp(s.logits_from - item.first, 0, item.count);
     item.count = std::min(item.count, silent + rows);
   }
+  if (!s.pictures.empty() && !decode && !keep_pictures_whole(s, item, budget))
+    return WaitReason::kTokenBudget;
   if (decode) {
     const auto drafts = static_cast<int32_t>(s.draft.size());
     item.draft = std::max(
@@ -167,8 +169,10 @@ bool Scheduler::reserve(Sequence& s, StepItem& item, Step& step) {
     }
     if (const int32_t fit = cache_.fit(s.blocks, item.first, item.first + item.count);
         fit > item.first && !s.whole) {
-      item.count = fit - item.first;
-      continue;
+      if (const int32_t end = uncut_end(s.pictures, item.first, fit); end > item.first) {
+        item.count = end - item.first;
+        continue;
+      }
     }
     if (drop_loaded(s)) continue;
     Sequence* loser = victim(s);
@@ -178,6 +182,20 @@ bool Scheduler::reserve(Sequence& s, StepItem& item, Step& step) {
       return false;
     }
   }
+}
+
+// Ends the part of a prompt before a picture that it would cut, if the picture's rows attend to one
+// another. A picture that begins here may use what decoding sequences would have got: else a full
+// machine would never run it. Returns false if the step has too few tokens left for it.
+bool Scheduler::keep_pictures_whole(const Sequence& s, StepItem& item, const Budget& budget) const {
+  const int32_t end = uncut_end(s.pictures, item.first, item.first + item.count);
+  item.count = end - item.first;
+  if (item.count > 0) return true;
+  const int32_t whole = end_of_picture_at(s.pictures, item.first);
+  item.count = whole - item.first;
+  const int32_t rows =
+      s.logits_from < 0 ? 0 : std::max(0, whole - std::max(item.first, s.logits_from));
+  return item.count <= budget.tokens && rows <= budget.rows;
 }
 
 // Chooses where the step keeps states: at multiples of the interval; where the prompt parts from
@@ -357,7 +375,7 @@ std::span<const int32_t> Scheduler::may_be_cached(const Sequence& s) const {
   int32_t most = s.logits_from >= 0 ? std::min(s.logits_from, s.size() - 1) : s.size() - 1;
   // Queries that are scored have to run, and nothing behind an eviction is in the tree.
   most = s.sharable(std::min({most, s.scored_from, s.evict_at - 1}));
-  return std::span(s.tokens).first(static_cast<size_t>(most));
+  return std::span(s.cached_as()).first(static_cast<size_t>(most));
 }
 
 // Why `s` could not start now, with its cached prefix; kNone if it could.

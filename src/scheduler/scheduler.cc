@@ -97,6 +97,7 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
     return invalid_argument("{} prompt tokens run in one step: max_num_batched_tokens is {}",
                             prompt_tokens, options_.max_num_batched_tokens);
   }
+  FRESHET_RETURN_IF_ERROR(check_pictures(request));
   if (request.samples < 1 || request.samples > options_.max_num_seqs) {
     return invalid_argument("{} sequences per request: must be 1 to max_num_seqs ({})",
                             request.samples, options_.max_num_seqs);
@@ -142,6 +143,8 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   s->logits = request.logits;
   s->whole = request.whole;
   s->token_types = std::move(request.token_types);
+  s->pictures = std::move(request.pictures);
+  if (!s->pictures.empty()) s->keys = key_tokens(s->tokens, s->pictures);
   s->pin_tokens = std::clamp(request.pin_tokens, 0, s->prompt_tokens);
   restart_evictions(*s);
   r->sequences.push_back(s->id);
@@ -149,6 +152,28 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   const SequenceId id = s->id;
   enqueue(*sequences_.emplace(id, std::move(s)).first->second);
   return id;
+}
+
+// A picture whose rows attend to one another runs in one step.
+Status Scheduler::check_pictures(const NewRequest& request) const {
+  const auto tokens = static_cast<int32_t>(request.prompt.size());
+  if (const std::string error = error_in(request.pictures, tokens); !error.empty())
+    return invalid_argument("{}", error);
+  for (const PictureSpan& p : request.pictures) {
+    if (!p.both_ways) continue;
+    if (p.count > chunk()) {
+      return invalid_argument(
+          "a picture of {} rows runs in one step, which has at most {} tokens of a prompt "
+          "(max_num_batched_tokens)",
+          p.count, chunk());
+    }
+    if (request.logits_from >= 0 && p.end() > request.logits_from &&
+        p.count > options_.max_logit_rows) {
+      return invalid_argument("logits of a picture of {} rows: a step gives at most {}", p.count,
+                              options_.max_logit_rows);
+    }
+  }
+  return {};
 }
 
 void Scheduler::enqueue(Sequence& s) {
@@ -258,7 +283,7 @@ void Scheduler::ran(const Step& step) {
     queue_.charge(*s.request, of_prompt + int64_t{2} * (item.count - of_prompt));
     s.computed = item.first + item.count - item.draft;
     if (s.logits_from >= 0) s.logits_from = std::max(s.logits_from, s.computed);
-    cache_.computed(s.blocks, s.tokens, s.computed, s.sharable(s.computed));
+    cache_.computed(s.blocks, s.cached_as(), s.computed, s.sharable(s.computed));
     if (item.draft == 0) cache_.settle(s.blocks, s.computed);
     if (offload_) offload_->save(s);
     if (s.pin_tokens >= kv_cache::kBlockTokens && s.computed >= s.pin_tokens) pin(s);
@@ -273,7 +298,7 @@ void Scheduler::pin(Sequence& s) {
   s.pin_tokens = 0;
   kv_cache::BlockTable table;
   std::vector<kv_cache::BlockCopy> copies;
-  cache_.begin(table, s.request->salt, std::span(s.tokens).first(whole), copies);
+  cache_.begin(table, s.request->salt, std::span(s.cached_as()).first(whole), copies);
   if (table.node == kv_cache::kNoNode) {  // nothing is shared
     cache_.release(table);
     return;
@@ -313,6 +338,7 @@ void Scheduler::commit(SequenceId sequence, std::span<const int32_t> tokens) {
                 "sequence {} is not waiting for a token", sequence);
   take_branch(s, tokens.first(tokens.size() - 1));
   s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
+  if (!s.pictures.empty()) s.keys.insert(s.keys.end(), tokens.begin(), tokens.end());
   s.draft.clear();
   if (s.state == State::kSuspended) {
     enqueue(s);
@@ -320,7 +346,7 @@ void Scheduler::commit(SequenceId sequence, std::span<const int32_t> tokens) {
   }
   if (tokens.size() > 1) {  // accepted drafts are in the cache already
     s.computed = s.size() - 1;
-    cache_.computed(s.blocks, s.tokens, s.computed, s.sharable(s.computed));
+    cache_.computed(s.blocks, s.cached_as(), s.computed, s.sharable(s.computed));
   }
   cache_.settle(s.blocks, s.computed);
 }
@@ -355,6 +381,7 @@ void Scheduler::known(SequenceId sequence, int32_t token) {
   Sequence& s = at(sequence);
   FRESHET_CHECK(s.expects(), "sequence {} expects no token", sequence);
   s.tokens.back() = token;
+  if (!s.pictures.empty()) s.keys.back() = token;
 }
 
 SequenceId Scheduler::fork(SequenceId sequence) {
@@ -367,6 +394,8 @@ SequenceId Scheduler::fork(SequenceId sequence) {
   child->tokens = parent.tokens;
   child->prompt_tokens = parent.prompt_tokens;
   child->max_tokens = parent.max_tokens;
+  child->pictures = parent.pictures;
+  child->keys = parent.keys;
   child->started = true;
   child->state = parent.state;
   child->waits_for = WaitReason::kNone;

@@ -124,6 +124,7 @@ class Scheduler {
   // How long the request has waited, by reason, up to `now`.
   WaitTimes waits(RequestId request, int64_t now) const;
   SchedulerStats stats() const;
+  int32_t chunk() const;  // most tokens of a prompt in a step
   bool idle() const { return sequences_.empty(); }
   // Runs BlockCache::check() with this scheduler's tables and `others`, and checks its own counts.
   Status check(std::span<const kv_cache::BlockTable* const> others = {}) const;
@@ -141,7 +142,7 @@ class Scheduler {
   Scheduler(const SchedulerOptions& options, kv_cache::BlockCache& cache,
             std::unique_ptr<BatchingPolicy> policy);
 
-  int32_t chunk() const;
+  Status check_pictures(const NewRequest& request) const;
   int32_t slots(const Sequence& s) const { return 1 + s.pending_forks; }
   Sequence& at(SequenceId id) { return *sequences_.at(id); }
 
@@ -183,6 +184,7 @@ class Scheduler {
   void free_encoder_blocks(Request& r);
   WaitReason plan(Sequence& s, Step& step, Budget& budget);
   bool reserve(Sequence& s, StepItem& item, Step& step);
+  bool keep_pictures_whole(const Sequence& s, StepItem& item, const Budget& budget) const;
   void keep_states(Sequence& s, const StepItem& item);
   void plan_branches(Step& step, Budget& budget);
   void plan_branch(Sequence& s, size_t index, Step& step, Budget& budget);

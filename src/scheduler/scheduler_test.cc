@@ -521,5 +521,66 @@ TEST(Scheduler, ATurnBeginsAtTheEndOfTheLastAnswer) {
   EXPECT_LE(cache.idle(1), 6);  // a prompt's and an answer's each
 }
 
+// A prompt of `length` equal tokens whose rows [first, first + count) are a picture's.
+NewRequest with_picture(RequestId id, int32_t length, int32_t first, int32_t count, int32_t name,
+                        bool both_ways = false) {
+  NewRequest r;
+  r.id = id;
+  r.prompt.assign(static_cast<size_t>(length), 9);
+  r.max_tokens = 1;
+  r.pictures = {{first, count, name, {name}, both_ways}};
+  return r;
+}
+
+TEST(Scheduler, PicturesAreCachedByContent) {
+  Rig rig({});
+  const auto cached_of = [&](NewRequest request) {
+    const RequestId id = request.id;
+    const SequenceId sequence = *rig->submit(std::move(request), rig.now);
+    const Step step = rig->schedule(rig.now);
+    rig->ran(step);
+    const int32_t cached = rig->request(id)->cached_tokens;
+    rig->finish(sequence);
+    return cached;
+  };
+  EXPECT_EQ(cached_of(with_picture(1, 80, 20, 40, -2)), 0);
+  EXPECT_EQ(cached_of(with_picture(2, 80, 20, 40, -2)), 79);  // the same again
+  EXPECT_EQ(cached_of(with_picture(3, 80, 20, 40, -3)), 20);  // another picture, equal ids
+  EXPECT_EQ(cached_of(with_picture(4, 80, 21, 40, -2)), 20);  // the same at another place
+  NewRequest text = with_picture(5, 80, 20, 40, -2);
+  text.pictures.clear();
+  EXPECT_EQ(cached_of(std::move(text)), 21);  // token ids alone, as (4) began
+}
+
+TEST(Scheduler, NoStepCutsAPictureThatAttendsBothWays) {
+  Rig rig({.max_num_batched_tokens = 32});
+  const SequenceId id = *rig->submit(with_picture(1, 80, 20, 30, -2, true), rig.now);
+  std::vector<int32_t> ends;
+  while (!rig->sequence(id).awaits_token()) {
+    const Step step = rig->schedule(rig.now);
+    ASSERT_EQ(step.items.size(), 1u);
+    ends.push_back(step.items[0].first + step.items[0].count);
+    rig->ran(step);
+  }
+  EXPECT_EQ(ends, (std::vector<int32_t>{20, 52, 80}));
+  rig->finish(id);
+  const auto refused = rig->submit(with_picture(2, 80, 20, 33, -3, true), rig.now);
+  EXPECT_NE(refused.status().message().find("max_num_batched_tokens"), std::string::npos);
+  EXPECT_TRUE(rig->submit(with_picture(3, 80, 20, 33, -3), rig.now).ok());
+  EXPECT_FALSE(rig->submit(with_picture(4, 80, 60, 30, -3), rig.now).ok());  // behind the prompt
+}
+
+// The tokens that decoding sequences would get go to the picture, or it would wait for their ends.
+TEST(Scheduler, APictureRunsBesideManyDecodes) {
+  Rig rig({.max_num_seqs = 64, .max_num_batched_tokens = 32, .fair_share = false});
+  const SequenceId id = *rig->submit(with_picture(1, 36, 4, 32, -2, true), rig.now);
+  for (RequestId other = 2; other < 12; ++other) rig.submit(other, 1, 100);
+  EXPECT_EQ(rig.step().size(), 11u);
+  EXPECT_EQ(rig.last.items[0].count, 4);
+  EXPECT_EQ(rig.step(), Ids({1}));  // ten decode, and 22 tokens would be left
+  EXPECT_EQ(rig.last.items[0].sequence, id);
+  EXPECT_EQ(rig.last.items[0].count, 32);
+}
+
 }  // namespace
 }  // namespace freshet::scheduler

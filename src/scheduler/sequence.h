@@ -16,6 +16,7 @@
 #include "kv_cache/block_key.h"
 #include "kv_cache/retention/schedule.h"
 #include "kv_cache/sparse_attention.h"
+#include "scheduler/pictures.h"
 
 namespace freshet::scheduler {
 
@@ -55,7 +56,8 @@ struct NewRequest {
   int32_t encoder_tokens = 0;        // positions of the encoder's output, of encoder-decoders
   // nullptr: all keys are kept. No drafts may be set for such a request.
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
-  kv_cache::SparseAttention sparse;
+  std::vector<PictureSpan> pictures;  // rows of the prompt that are pictures'; ascending
+  kv_cache::SparseAttention sparse;   // what generated tokens read
 };
 
 // A fixed total order of sequences. When blocks run out, better ranks keep theirs.
@@ -142,7 +144,11 @@ struct Sequence {
   WaitReason waits_for = WaitReason::kQueued;
   uint64_t planned_in = 0;  // the last step that it was part of
   TierState tier;
+  std::vector<PictureSpan> pictures;  // in the prompt
+  std::vector<int32_t> keys;          // key_tokens() of all tokens, if there are pictures
 
+  // The tokens as the prefix cache knows them.
+  const std::vector<int32_t>& cached_as() const { return pictures.empty() ? tokens : keys; }
   // Whether the last token is expected, but not known yet (Scheduler::expect).
   bool expects() const { return !tokens.empty() && tokens.back() == kExpected; }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }

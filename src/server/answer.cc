@@ -27,7 +27,8 @@ Answer::Answer(std::shared_ptr<Exchange> exchange, Engine& engine, Metrics& metr
       format_(std::move(format)),
       options_(std::move(options)) {}
 
-void Answer::run(std::vector<std::vector<int32_t>> prompts, const SamplingParams& params) {
+void Answer::run(std::vector<std::vector<int32_t>> prompts, const SamplingParams& params,
+                 std::vector<engine::Picture> pictures) {
   const auto now = Clock::now();
   state_.prompts = std::move(prompts);
   state_.prompt_logprobs.resize(state_.prompts.size());
@@ -52,6 +53,7 @@ void Answer::run(std::vector<std::vector<int32_t>> prompts, const SamplingParams
     Request request;
     request.id = options_.request_id;
     request.prompt = state_.prompts[p];
+    request.pictures = std::move(pictures);
     request.params = params;
     request.priority = options_.priority;
     request.tenant = options_.tenant;

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/picture_text.h"
 #include "freshet/engine.h"
 #include "server/api_error.h"
 #include "server/http_server.h"
@@ -79,8 +80,9 @@ class Answer : public std::enable_shared_from_this<Answer> {
   Answer(std::shared_ptr<Exchange> exchange, Engine& engine, Metrics& metrics, Post post,
          std::unique_ptr<AnswerFormat> format, Options options);
 
-  // Submits one request per prompt. Failures are sent as an error.
-  void run(std::vector<std::vector<int32_t>> prompts, const SamplingParams& params);
+  // Submits one request per prompt. Failures are sent as an error. `pictures`: of a single prompt.
+  void run(std::vector<std::vector<int32_t>> prompts, const SamplingParams& params,
+           std::vector<engine::Picture> pictures = {});
 
  private:
   struct Event {

@@ -14,6 +14,7 @@
 #include "base/utc_time.h"
 #include "layers/model.h"
 #include "layers/pooled_head.h"
+#include "server/speech_service.h"
 
 namespace freshet::server {
 namespace {
@@ -86,6 +87,8 @@ void send_error(const App::Exchanges& exchange, const ApiError& error) {
 
 App::App(Engine& engine, AppOptions options, Answer::Post post)
     : engine_(engine), options_(std::move(options)), post_(std::move(post)) {
+  if (engine_.pictures() != nullptr)
+    options_.limits.max_pictures = options_.media.policy.pictures_per_request;
   if (options_.served_model_names.empty()) options_.served_model_names.emplace_back("default");
   metrics_ = std::make_unique<Metrics>(model_name(), engine_.max_model_len(), engine_.max_drafts(),
                                        engine_.cache_info(), [this] { return engine_.stats(); });
@@ -96,6 +99,17 @@ App::App(Engine& engine, AppOptions options, Answer::Post post)
   started_at_ = std::chrono::duration_cast<std::chrono::seconds>(
                     std::chrono::system_clock::now().time_since_epoch())
                     .count();
+}
+
+App::~App() = default;
+
+void App::end_work() {
+  if (speech_ != nullptr) speech_->end();
+}
+
+std::variant<SpeechService*, ApiError> App::speech() const {
+  if (speech_ != nullptr) return speech_.get();
+  return bad_request("model", speech_error_.message());
 }
 
 Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options, Answer::Post post) {
@@ -129,11 +143,17 @@ Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options, Ans
   if (app->reasoning_tags_) app->find_thought_tokens();
   app->max_text_bytes_ =
       std::max(kAlwaysTokenised, longest * static_cast<size_t>(engine.max_model_len()));
+  if (auto model = speech::read_speech_model(engine); model.ok()) {
+    app->speech_ = std::make_unique<SpeechService>(*app, std::move(*model));
+  } else {
+    app->speech_error_ = model.status();
+  }
   add_service_routes(*app, app->routes_);
   add_openai_routes(*app, app->routes_);
   add_responses_routes(*app, app->routes_);
   add_embedding_routes(*app, app->routes_);
   add_score_routes(*app, app->routes_);
+  add_audio_routes(*app, app->routes_);
   add_generate_routes(*app, app->routes_);
   add_llama_routes(*app, app->routes_);
   add_slot_routes(*app, app->routes_);
@@ -270,7 +290,8 @@ void App::handle(std::shared_ptr<Exchange> raw) {
     return exchange->send(std::move(refusal));
   }
   json::Value body;
-  if (route->method == "POST" && !(route->body_optional && request.body.empty())) {
+  if (route->method == "POST" && !route->raw_body &&
+      !(route->body_optional && request.body.empty())) {
     json::ParseLimits limits;
     limits.depth = 64;
     auto parsed = json::parse(request.body, limits);
@@ -309,73 +330,6 @@ void App::find_thought_tokens() {
   }
   thought_tokens_ = std::make_shared<grammar::ThoughtTokens>(
       std::string(reasoning_tags_->open), std::string(reasoning_tags_->close), std::move(tokens));
-}
-
-Parsed<std::string> App::render_chat(const ChatRequest& request) const {
-  if (renderer_->empty()) {
-    return bad_request(
-        "messages",
-        "this model has no chat template: use /v1/completions, or start with --chat-template");
-  }
-  auto text = renderer_->render({.messages = request.messages,
-                                 .tools = request.tools,
-                                 .variables = request.template_kwargs,
-                                 .add_generation_prompt = request.add_generation_prompt,
-                                 .continue_final_message = request.continue_final_message});
-  if (!text.ok()) {
-    return bad_request("messages",
-                       "the chat template refuses these messages: " + text.status().message());
-  }
-  return std::move(text).value();
-}
-
-Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
-  if (auto error = refuse_text()) return *error;
-  const bool forced = request.tool_choice == ChatRequest::ToolChoice::kRequired ||
-                      request.tool_choice == ChatRequest::ToolChoice::kNamed;
-  if (forced && !request.structured.is_null()) {
-    return bad_request("tool_choice", fmt::format("a forced tool call cannot be combined with {}",
-                                                  request.structure_field));
-  }
-  if (forced) {
-    request.structured = forced_call(tool_dialect_, request.tools, request.tool_name);
-    request.structure_field = "tools";
-  }
-  auto text = render_chat(request);
-  if (auto* error = std::get_if<ApiError>(&text)) return *error;
-  std::optional<ReasoningParser> reasoning;
-  if (reasoning_tags_) {
-    std::string_view before = std::get<std::string>(text);
-    // A continued message starts inside the reasoning that it begins with, or else after it.
-    const std::string begun =
-        request.continue_final_message
-            ? tokenizer::text_of_content(request.messages.back().find("content"))
-            : "";
-    if (!begun.empty()) {
-      const size_t open = begun.find(reasoning_tags_->open);
-      const bool thinks = open != std::string::npos && begun.find_first_not_of(" \t\r\n") == open &&
-                          begun.find(reasoning_tags_->close) == std::string::npos;
-      before = thinks ? reasoning_tags_->open : reasoning_tags_->close;
-    }
-    reasoning.emplace(*reasoning_tags_, before);
-  }
-  auto ids = encode(std::get<std::string>(std::move(text)), request);
-  if (auto* error = std::get_if<ApiError>(&ids)) return *error;
-  PreparedChat chat{std::get<std::vector<int32_t>>(std::move(ids)), request.params,
-                    std::move(reasoning)};
-  if (!request.max_tokens_given) {
-    chat.params.max_tokens =
-        std::max(1, engine_.max_model_len() - static_cast<int>(chat.prompt.size()));
-  }
-  // Llama's and Mistral's calls begin with special tokens, which the parser must see.
-  if (!request.tools.is_null() && tool_dialect_ != ToolDialect::kHermes)
-    chat.params.skip_special_tokens = false;
-  if (chat.reasoning && tags_are_special_) chat.params.skip_special_tokens = false;
-  if (chat.reasoning && !chat.reasoning->answers()) {
-    chat.params.thought = thought_tokens_;
-    chat.params.in_thought = chat.reasoning->inside();
-  }
-  return chat;
 }
 
 int App::embedding_size() const {
@@ -507,7 +461,8 @@ std::optional<ApiError> App::check_model(const std::string& name) const {
 }
 
 void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParams params,
-                 std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format) {
+                 std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format,
+                 std::vector<engine::Picture> pictures) {
   if (auto error = check_model(request.model)) return send_error(exchange, *error);
   if (draining_) return send_error(exchange, {503, "the server is shutting down", ""});
   if (auto error = refuse_text()) return send_error(exchange, *error);
@@ -519,6 +474,7 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   params.grammar = std::get<std::shared_ptr<const grammar::Grammar>>(std::move(grammar));
   Request probe;
   probe.params = params;
+  probe.pictures = pictures;
   probe.kv_eviction = request.kv_eviction;
   probe.sparse_attention = request.sparse_attention;
   for (std::vector<int32_t>& prompt : prompts) {  // check all before submitting any
@@ -545,7 +501,7 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   }
   auto answer = std::make_shared<Answer>(std::move(exchange), engine_, *metrics_, post_,
                                          std::move(format), std::move(options));
-  answer->run(std::move(prompts), params);
+  answer->run(std::move(prompts), params, std::move(pictures));
 }
 
 }  // namespace freshet::server

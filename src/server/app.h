@@ -19,6 +19,7 @@
 #include "server/metrics.h"
 #include "server/openai_format.h"
 #include "server/openai_request.h"
+#include "server/picture_parts.h"
 #include "server/slot_texts.h"
 #include "tokenizer/chat_renderer.h"
 #include "tokenizer/tokenizer.h"
@@ -37,6 +38,7 @@ struct AppOptions {
   Pooling pooling = Pooling::kModel;  // of embeddings
   RequestLimits limits;
   json::Object sampling_defaults;  // sampling_defaults.h
+  MediaOptions media;
   // Whether the access log has the requests of probes, too: /health, /metrics and others, if
   // answered with success.
   bool log_polls = false;
@@ -44,14 +46,19 @@ struct AppOptions {
   std::function<void(const std::string& line)> access_log;
 };
 
+class SpeechService;
+
 class App {
  public:
+  ~App();
   // `post` runs a task on a thread that handlers do not block.
   static Result<std::unique_ptr<App>> create(Engine& engine, AppOptions options, Answer::Post post);
 
   void handle(std::shared_ptr<Exchange> exchange);
   // From now on, new work is refused with 503 and /ready returns 503.
   void drain() { draining_ = true; }
+  // Ends what the app itself still does, before the engine is destroyed.
+  void end_work();
   void post(std::function<void()> task) { post_(std::move(task)); }
 
   // For the routes.
@@ -62,6 +69,7 @@ class App {
     bool open = false;  // needs no key
     std::function<void(Exchanges, const json::Value& body)> run;
     bool body_optional = false;  // of POST: an empty one is null
+    bool raw_body = false;       // the body is not JSON: run() reads the request's
   };
   Engine& engine() { return engine_; }
   Metrics& metrics() { return *metrics_; }
@@ -78,6 +86,7 @@ class App {
   Parsed<std::string> render_chat(const ChatRequest& request) const;
   struct PreparedChat {
     std::vector<int32_t> prompt;
+    std::vector<engine::Picture> pictures;
     SamplingParams params;
     std::optional<ReasoningParser> reasoning;
   };
@@ -87,6 +96,9 @@ class App {
   // an error unless `may_be_empty`.
   Parsed<std::vector<int32_t>> encode(const Prompt& prompt, const CommonRequest& request,
                                       bool may_be_empty = false) const;
+  // Token ids of a rendered chat and its pictures, which are fetched and made ready.
+  Parsed<engine::PictureText> encode_chat(const std::string& text,
+                                          const ChatRequest& request) const;
   // The same for an input of the routes that give vectors. Encoders keep the beginning of a text
   // that is cut, and the special tokens around it.
   Parsed<std::vector<int32_t>> encode_pooled(const Prompt& prompt,
@@ -96,6 +108,8 @@ class App {
                                       const CommonRequest& request) const;
   const PooledHeads& heads() const { return engine_.heads(); }
   int embedding_size() const;
+  // The transcriber, or why there is none.
+  std::variant<SpeechService*, ApiError> speech() const;
   // An error if the model writes no text.
   std::optional<ApiError> refuse_text() const;
   // Sets the tenant for fair scheduling and the cache salt of an engine request.
@@ -104,9 +118,10 @@ class App {
   std::string salt_of(const HttpRequest& request, const std::string& client_salt) const {
     return cache_salt(request, client_salt);
   }
-  // Checks the model name and starts the answer.
+  // Checks the model name and starts the answer. `pictures`: of the one prompt.
   void answer(Exchanges exchange, const CommonRequest& request, SamplingParams params,
-              std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format);
+              std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format,
+              std::vector<engine::Picture> pictures = {});
   // The grammar of the request's structured output or forced tool call; nullptr: none. The caller
   // adds the field to an error.
   Parsed<std::shared_ptr<const grammar::Grammar>> grammar_of(const json::Value& structured);
@@ -144,12 +159,15 @@ class App {
   int64_t started_at_ = 0;
   std::string boot_id_;
   std::atomic<uint64_t> ids_{0};
+  std::unique_ptr<SpeechService> speech_;
+  Status speech_error_;  // why there is no speech_
 };
 
 // One function per group; see <group>_routes.cc.
 void add_openai_routes(App& app, std::vector<App::Route>& routes);
 void add_responses_routes(App& app, std::vector<App::Route>& routes);
 void add_embedding_routes(App& app, std::vector<App::Route>& routes);
+void add_audio_routes(App& app, std::vector<App::Route>& routes);
 void add_score_routes(App& app, std::vector<App::Route>& routes);
 void add_generate_routes(App& app, std::vector<App::Route>& routes);
 void add_llama_routes(App& app, std::vector<App::Route>& routes);

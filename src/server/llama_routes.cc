@@ -223,6 +223,10 @@ void props(App& app, const App::Exchanges& exchange) {
   o["model_alias"] = app.model_name();
   o["chat_template"] = app.renderer().source(false);
   if (app.renderer().has_tool_use()) o["chat_template_tool_use"] = app.renderer().source(true);
+  json::Object modalities;
+  modalities["vision"] = app.engine().pictures() != nullptr;
+  modalities["audio"] = false;
+  o["modalities"] = std::move(modalities);
   o["bos_token"] = text_of(tokenizer.bos());
   o["eos_token"] = text_of(tokenizer.eos());
   o["build_info"] = "freshet " FRESHET_VERSION;

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "server/fields.h"
+#include "server/picture_parts.h"
 #include "server/refused_fields.h"
 #include "server/slot_texts.h"
 #include "server/structured_request.h"
@@ -214,25 +215,6 @@ void read_template_fields(Fields& fields, ChatRequest& r) {
   }
 }
 
-// Checks a message's content: a string, null, or text parts, which are returned as {"type",
-// "text"}.
-std::optional<std::string> read_parts(const json::Array& parts, json::Array& out) {
-  for (const json::Value& part : parts) {
-    const std::string type = part.is_object() ? part.get_string("type", "") : "";
-    const bool refusal = type == "refusal";  // the text of an assistant that refused to answer
-    const json::Value* text = part.is_object() ? part.find(refusal ? "refusal" : "text") : nullptr;
-    const bool is_text = type == "text" || type == "input_text" || type == "output_text" || refusal;
-    if (!is_text || text == nullptr || !text->is_string()) {
-      return fmt::format("content of type '{}' is not supported: this model reads text only", type);
-    }
-    json::Object plain;
-    plain["type"] = "text";
-    plain["text"] = *text;
-    out.emplace_back(std::move(plain));
-  }
-  return std::nullopt;
-}
-
 // Converts OpenAI's message forms that templates do not know: the older function calls, and
 // refusals beside an empty content.
 std::optional<ApiError> take_older_forms(json::Object& message, const std::string& where) {
@@ -311,7 +293,7 @@ std::string name_of_field(const CommonRequest& request, const std::string& field
   return field;
 }
 
-Parsed<json::Array> parse_messages(const json::Value& messages) {
+Parsed<json::Array> parse_messages(const json::Value& messages, const RequestLimits& limits) {
   if (!messages.is_array() || messages.as_array().empty()) {
     return bad_request("messages", "'messages' must be a non-empty array");
   }
@@ -327,10 +309,11 @@ Parsed<json::Array> parse_messages(const json::Value& messages) {
     json::Value* content = object.find("content");
     if (content != nullptr && content->is_array()) {
       json::Array read;
-      if (auto error = read_parts(content->as_array(), read)) return bad_request(where, *error);
+      if (auto error = read_parts(content->as_array(), limits, read))
+        return bad_request(where, *error);
       *content = std::move(read);
     } else if (content != nullptr && !content->is_string() && !content->is_null()) {
-      return bad_request(where, where + ".content must be a string or an array of text parts");
+      return bad_request(where, where + ".content must be a string or an array of parts");
     } else if (content == nullptr && object.find("tool_calls") == nullptr) {
       return bad_request(where, where + " needs a content");
     }
@@ -441,9 +424,16 @@ Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& lim
   read_chat_logprobs(fields, r, limits);
   if (fields.error()) return *fields.error();
   const json::Value* messages = fields.get("messages");
-  auto parsed = parse_messages(messages != nullptr ? *messages : json::Value());
+  auto parsed = parse_messages(messages != nullptr ? *messages : json::Value(), limits);
   if (auto* error = std::get_if<ApiError>(&parsed)) return *error;
   r.messages = std::get<json::Array>(std::move(parsed));
+  r.pictures = take_pictures(r.messages);
+  const auto most = static_cast<size_t>(limits.max_pictures.value_or(0));
+  if (r.pictures.size() > most) {
+    return bad_request(kMessages, fmt::format("the messages have {} pictures: at most {} are "
+                                              "allowed (--limit-mm-per-prompt)",
+                                              r.pictures.size(), most));
+  }
   return r;
 }
 

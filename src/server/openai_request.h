@@ -25,6 +25,7 @@ struct RequestLimits {
   int max_logprobs = 20;
   size_t max_prompts = 2048;  // OpenAI's limit for embeddings
   size_t max_logit_bias = 4096;
+  std::optional<int> max_pictures;  // of a conversation; absent: the model reads text only
 };
 
 // The fields common to all generating routes.
@@ -66,8 +67,10 @@ struct CompletionRequest : CommonRequest {
 };
 
 struct ChatRequest : CommonRequest {
-  json::Array messages;  // contents are strings or lists of text parts
-  json::Value tools;     // null or an array
+  // Contents are strings or lists of {"type": "text", "text": ...} and {"type": "image"}.
+  json::Array messages;
+  std::vector<std::string> pictures;  // their URLs, in order
+  json::Value tools;                  // null or an array
   enum class ToolChoice { kNone, kAuto, kRequired, kNamed } tool_choice = ToolChoice::kAuto;
   std::string tool_name;  // with kNamed
   bool parallel_tool_calls = true;
@@ -92,8 +95,7 @@ Parsed<std::vector<Prompt>> parse_prompts(const json::Value& body, const char* f
 void read_truncation(Fields& fields, CommonRequest& request);
 // The API name of a field of the engine's Request.
 std::string name_of_field(const CommonRequest& request, const std::string& field);
-// Checks the `messages` of a chat; content parts must be text. Also used by /tokenize and
-// /apply-template.
-Parsed<json::Array> parse_messages(const json::Value& messages);
+// Checks the `messages` of a chat. Parts that are pictures keep their URLs (picture_parts.h).
+Parsed<json::Array> parse_messages(const json::Value& messages, const RequestLimits& limits);
 
 }  // namespace freshet::server

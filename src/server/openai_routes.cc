@@ -40,7 +40,7 @@ void chat_completions(App& app, App::Exchanges exchange, const json::Value& body
   context.reasoning = std::move(chat.reasoning);
   auto format = make_chat_format(std::move(context), request, app.tool_dialect());
   app.answer(std::move(exchange), request, std::move(chat.params), {std::move(chat.prompt)},
-             std::move(format));
+             std::move(format), std::move(chat.pictures));
 }
 
 json::Object model_json(App& app, const std::string& name) {
@@ -78,7 +78,7 @@ void model(App& app, const App::Exchanges& exchange) {
 }
 
 // The input of /tokenize: vLLM's prompt or messages, or llama-server's content.
-Parsed<std::string> text_to_tokenize(App& app, const json::Value& body, CommonRequest& common) {
+Parsed<Prompt> text_to_tokenize(App& app, const json::Value& body, CommonRequest& common) {
   std::string text;
   Fields fields(body);
   // llama-server adds special tokens only on request; vLLM adds them by default.
@@ -97,11 +97,16 @@ Parsed<std::string> text_to_tokenize(App& app, const json::Value& body, CommonRe
     const auto& chat = std::get<ChatRequest>(parsed);
     common.add_special_tokens = chat.add_special_tokens;
     common.prompt_field = chat.prompt_field;
-    return app.render_chat(chat);
+    auto rendered = app.render_chat(chat);
+    if (auto* error = std::get_if<ApiError>(&rendered)) return *error;
+    if (chat.pictures.empty()) return Prompt(std::get<std::string>(std::move(rendered)));
+    auto encoded = app.encode_chat(std::get<std::string>(rendered), chat);
+    if (auto* error = std::get_if<ApiError>(&encoded)) return *error;
+    return Prompt(std::get<engine::PictureText>(std::move(encoded)).ids);
   }
   if (fields.get("prompt") == nullptr && !llama)
     return bad_request("prompt", "give 'prompt' or 'messages'");
-  return text;
+  return Prompt(std::move(text));
 }
 
 // A token's text, or its bytes if they are not valid UTF-8.
@@ -125,9 +130,9 @@ void tokenize(App& app, const App::Exchanges& exchange, const json::Value& body)
   auto text = text_to_tokenize(app, body, common);
   if (auto* error = std::get_if<ApiError>(&text)) return send_error(exchange, *error);
   std::vector<int32_t> ids;
-  if (!std::get<std::string>(text).empty()) {
-    auto encoded = app.encode(std::get<std::string>(std::move(text)), common,
-                              /*may_be_empty=*/true);
+  const auto& prompt = std::get<Prompt>(text);
+  if (prompt != Prompt(std::string())) {
+    auto encoded = app.encode(prompt, common, /*may_be_empty=*/true);
     if (auto* error = std::get_if<ApiError>(&encoded)) return send_error(exchange, *error);
     ids = std::get<std::vector<int32_t>>(std::move(encoded));
   }

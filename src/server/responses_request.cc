@@ -16,6 +16,7 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
 // Converts the items of `input` to chat messages.
 class Conversation {
  public:
+  explicit Conversation(const RequestLimits& limits) : limits_(limits) {}
   std::optional<ApiError> add(const json::Value& item, size_t index) {
     const std::string where = fmt::format("input[{}]", index);
     if (!item.is_object()) return bad_request(where, where + " must be an object");
@@ -30,7 +31,7 @@ class Conversation {
 
  private:
   std::optional<ApiError> push(json::Object message, const std::string& where) {
-    auto parsed = parse_messages(json::Array{std::move(message)});
+    auto parsed = parse_messages(json::Array{std::move(message)}, limits_);
     if (auto* error = std::get_if<ApiError>(&parsed)) {
       replace_all(error->message, "messages[0]", where);
       error->param = where;
@@ -108,14 +109,15 @@ class Conversation {
     return push(std::move(message), where);
   }
 
+  const RequestLimits& limits_;
   json::Array messages_;
   std::string reasoning_;                     // its message has not come yet
   std::map<std::string, std::string> names_;  // names of called functions, by call id
 };
 
-Parsed<json::Array> messages_of(const json::Value& body) {
+Parsed<json::Array> messages_of(const json::Value& body, const RequestLimits& limits) {
   const json::Value* input = body.find("input");
-  Conversation conversation;
+  Conversation conversation(limits);
   if (input != nullptr && input->is_string()) {
     json::Object message;
     message["role"] = "user";
@@ -334,7 +336,7 @@ Parsed<ResponseRequest> parse_response(const json::Value& body, const RequestLim
   if (auto error = refuse_what_is_not_done(body)) return *error;
   auto chat = chat_of(body);
   if (auto* error = std::get_if<ApiError>(&chat)) return *error;
-  auto messages = messages_of(body);
+  auto messages = messages_of(body, limits);
   if (auto* error = std::get_if<ApiError>(&messages)) return *error;
   auto& fields = std::get<json::Object>(chat);
   fields["messages"] = std::get<json::Array>(std::move(messages));

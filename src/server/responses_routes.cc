@@ -20,7 +20,7 @@ void responses(App& app, App::Exchanges exchange, const json::Value& body) {
   context.reasoning = std::move(chat.reasoning);
   auto format = make_response_format(std::move(context), request, app.tool_dialect());
   app.answer(std::move(exchange), request.chat, std::move(chat.params), {std::move(chat.prompt)},
-             std::move(format));
+             std::move(format), std::move(chat.pictures));
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ extern "C" const WebAsset freshet_web_assets[];  // the last one has no path
 namespace {
 
 constexpr char kPolicy[] =
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const char* content_type(std::string_view path) {
   if (path.ends_with(".js")) return "text/javascript; charset=utf-8";

@@ -61,6 +61,18 @@ Status read_rates(const json::Value& v, std::string_view key, Config& c) {
   return {};
 }
 
+// A name, or a list of names that are combined.
+Status read_methods(const json::Value& v, std::string_view key, Config& c) {
+  if (v.is_string()) return read(v, key, c.method);
+  const std::string wanted = "a method or a list of methods, as in [\"ngram\", \"eagle3\"]";
+  if (!v.is_array() || v.as_array().empty()) return wrong_type(key, wanted);
+  for (const json::Value& name : v.as_array()) {
+    if (!name.is_string()) return wrong_type(key, wanted);
+    c.lookups.emplace_back(name.as_string());
+  }
+  return {};
+}
+
 Status read_acceptance(const json::Value& v, std::string_view key, Config& c) {
   const auto method = v.is_string() ? acceptance_by_name(v.as_string()) : std::nullopt;
   if (!method)
@@ -121,7 +133,7 @@ Status read_tree_number(const json::Value& v, std::string_view key, Config& c) {
 Status read_synthetic_length(const json::Value& v, std::string_view key, Config& c);
 
 constexpr Key kKeys[] = {
-    {"method", read_member<&Config::method>},
+    {"method", read_methods},
     {"model", read_member<&Config::model>},
     {"num_speculative_tokens", read_number<&Config::num_speculative_tokens, 1, kMostFixedDrafts>},
     {"rejection_sample_method", read_acceptance},
@@ -151,6 +163,7 @@ constexpr Key kKeys[] = {
        return read_share(v, key, 1.0, c.suffix_decoding_min_token_prob);
      }},
     {"use_heterogeneous_vocab", read_member<&Config::use_heterogeneous_vocab>},
+    {"parallel_drafting", read_member<&Config::parallel_drafting>},
     {"exit_layer", read_number<&Config::exit_layer, 1, 4096>},
     {"speculative_token_tree", read_tree},
     {"tree_nodes", read_tree_number<&TreeOptions::nodes, 2, kMostTreeNodes>},
@@ -223,19 +236,45 @@ Status complete_tree(Config& c, const Method& method) {
   return {};
 }
 
+Result<const Method*> known_method(std::string_view name) {
+  if (const Method* const method = find_method(name)) return method;
+  std::vector<std::string_view> names;
+  for (const Method& m : methods()) names.push_back(m.name);
+  return name.empty()
+             ? invalid_argument("speculative config: \"method\" is missing; write one of {}",
+                                fmt::join(names, ", "))
+             : invalid_argument("speculative config: unknown method \"{}\"; known are {}", name,
+                                fmt::join(names, ", "));
+}
+
+// Of a list, the method that runs a model is `method`, or else the first one.
+Status complete_list(Config& c) {
+  if (c.lookups.empty()) return {};
+  auto main = c.lookups.end();
+  for (auto at = c.lookups.begin(); at != c.lookups.end(); ++at) {
+    FRESHET_ASSIGN_OR_RETURN(const Method* method, known_method(*at));
+    if (std::find(c.lookups.begin(), at, *at) != at)
+      return invalid_argument("speculative config: method {} is given twice", *at);
+    if (method->looks_up) continue;
+    if (main != c.lookups.end()) {
+      return invalid_argument(
+          "speculative config: methods {} and {} both run a model; combine one of them with ngram "
+          "and suffix",
+          *main, *at);
+    }
+    main = at;
+  }
+  if (main == c.lookups.end()) main = c.lookups.begin();
+  c.method = *main;
+  c.lookups.erase(main);
+  return {};
+}
+
 Status complete(Config& c) {
+  FRESHET_RETURN_IF_ERROR(complete_list(c));
   if (c.method == "[ngram]") c.method = "ngram";
   if (c.method.empty() && c.prompt_lookup_max > 0) c.method = "ngram";
-  const Method* const method = find_method(c.method);
-  if (method == nullptr) {
-    std::vector<std::string_view> names;
-    for (const Method& m : methods()) names.push_back(m.name);
-    return c.method.empty()
-               ? invalid_argument("speculative config: \"method\" is missing; write one of {}",
-                                  fmt::join(names, ", "))
-               : invalid_argument("speculative config: unknown method \"{}\"; known are {}",
-                                  c.method, fmt::join(names, ", "));
-  }
+  FRESHET_ASSIGN_OR_RETURN(const Method* method, known_method(c.method));
   if (method->model == Method::Model::kNeeded && c.model.empty()) {
     return invalid_argument(
         "speculative config: method {} needs \"model\", the drafter's folder "
@@ -255,6 +294,12 @@ Status complete(Config& c) {
         c.prompt_lookup_min, c.prompt_lookup_max);
   }
   FRESHET_RETURN_IF_ERROR(complete_tree(c, *method));
+  if (c.parallel_drafting &&
+      (c.method != "draft_model" || c.tree.wanted() || c.use_heterogeneous_vocab)) {
+    return invalid_argument(
+        "speculative config: parallel_drafting is for method draft_model with the target's "
+        "vocabulary and without trees");
+  }
   if ((c.acceptance.method == Acceptance::kSynthetic) != !c.acceptance.rates.empty()) {
     return invalid_argument(
         "speculative config: rejection_sample_method synthetic goes with "

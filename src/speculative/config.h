@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "speculative/acceptance.h"
@@ -17,7 +18,9 @@ namespace freshet::speculative {
 
 struct Config {
   std::string method;  // a name of registry.h
-  std::string model;   // folder or file; empty where the method needs none
+  // Further methods, which look drafts up: combined with `method` (combined.h).
+  std::vector<std::string> lookups;
+  std::string model;  // folder or file; empty where the method needs none
   // Most drafts of a sequence in a step; 0: chosen from step to step by the cost model.
   int num_speculative_tokens = 0;
   AcceptanceOptions acceptance;
@@ -32,7 +35,8 @@ struct Config {
   double suffix_decoding_min_token_prob = 0.1;
   // draft_model
   bool use_heterogeneous_vocab = false;
-  bool greedy_drafts = false;  // draft_sample_method: "greedy" instead of "probabilistic"
+  bool parallel_drafting = false;  // all drafts in one pass (PARD)
+  bool greedy_drafts = false;      // draft_sample_method: "greedy" instead of "probabilistic"
   // early_exit
   int exit_layer = 0;  // 0: a quarter of the layers
 

@@ -127,18 +127,20 @@ void DraftRunner::run(std::span<Work> work, bool own_states) {
   step_.clear();
   int64_t tokens = 0;
   size_t rows = 0;
+  int wanted = 0;
   const auto flush = [&] {
     if (!step_.empty()) run_batch(step_, own_states, rows);
     step_.clear();
-    tokens = 0;
+    tokens = wanted = 0;
   };
   for (Work& w : work) {
     const auto count = std::ssize(w.ids);
-    if (tokens + count > limits_.max_tokens || std::ssize(step_) == limits_.max_rows) flush();
+    if (tokens + count > limits_.max_tokens || wanted + w.wanted > limits_.max_rows) flush();
     w.failed = !reserve(w);
     if (w.failed) continue;
     step_.push_back(&w);
     tokens += count;
+    wanted += w.wanted;
   }
   flush();
 }
@@ -154,8 +156,8 @@ void DraftRunner::add(Work& work, size_t row) {
   const auto end = static_cast<int32_t>(batch_.token_ids.size());
   batch_.query_start.push_back(end);
   batch_.context_len.push_back(static_cast<int32_t>(s.ids.size()));
-  if (work.wants_token) {
-    batch_.logit_rows.push_back(end - 1);
+  for (int row = end - work.wanted; work.wants_token && row < end; ++row) {
+    batch_.logit_rows.push_back(row);
     batch_.best_only.push_back(work.wants_logits ? 0 : 1);
   }
   for (size_t g = 0; g < batch_.tables.size(); ++g) {
@@ -205,13 +207,19 @@ void DraftRunner::run_batch(std::span<Work* const> work, bool own_states, size_t
       std::copy_n(states_.as<float>() + last * hidden, hidden, kept);
       w.state = {kept, hidden};
     }
-    w.token = best_.as<int32_t>()[rows];
-    const std::span<float> logits(logits_.as<float>() + rows * vocab, vocab);
-    ++rows;
-    if (w.token != StepResults::kSeeLogits) continue;
-    w.logits = logits;
-    if (w.wants_logits) continue;
-    w.token = static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
+    const auto wanted = static_cast<size_t>(w.wanted);
+    const std::span<int32_t> best(best_.as<int32_t>() + rows, wanted);
+    const std::span<float> logits(logits_.as<float>() + rows * vocab, wanted * vocab);
+    rows += wanted;
+    for (size_t k = 0; k < wanted; ++k) {
+      if (best[k] != StepResults::kSeeLogits) continue;
+      w.logits = logits;
+      if (w.wants_logits) continue;
+      const std::span<float> row = logits.subspan(k * vocab, vocab);
+      best[k] = static_cast<int32_t>(std::ranges::max_element(row) - row.begin());
+    }
+    w.tokens = best;
+    w.token = best.back();
   }
 }
 

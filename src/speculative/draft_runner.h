@@ -51,12 +51,14 @@ class DraftRunner {
     // For draft heads: [ids] rows of features, of the width that FeatureSpec says or, with
     // own_states, of states.
     const float* features = nullptr;
-    bool wants_token = false;      // of the last id
-    bool wants_logits = false;     // rather than the token alone
-    bool failed = false;           // result: the cache had no room
-    int32_t token = -1;            // result: the argmax of the last row; -1 unless wanted
-    std::span<float> logits;       // result: of the last row; empty unless wanted
-    std::span<const float> state;  // result, for draft heads: of the last row
+    bool wants_token = false;   // of the last id ...
+    int wanted = 1;             // ... or of this many last ids, which counts as as many sequences
+    bool wants_logits = false;  // rather than the token alone
+    bool failed = false;        // result: the cache had no room
+    int32_t token = -1;         // result: the argmax of the last row; -1 unless wanted
+    std::span<const int32_t> tokens;  // result: the same of each of the wanted rows
+    std::span<float> logits;          // result: of the wanted rows; empty unless wanted
+    std::span<const float> state;     // result, for draft heads: of the last row
   };
   void run(std::span<Work> work, bool own_states);
 

@@ -49,6 +49,10 @@ struct DraftRequest {
   uint64_t sequence = 0;            // the same number for all of its steps
   std::span<const int32_t> tokens;  // prompt and output, all known
   int32_t limit = 0;                // more drafts are never used
+  // Of combined drafters: the limit of those that look drafts up, which cost nothing.
+  int32_t lookup_limit = 0;
+  // Result: the draft was looked up, and `limit` is at least lookup_limit.
+  bool looked_up = false;
   // How the sequence draws its tokens, for drafters that draw with the same noise.
   const SamplingParams* params = nullptr;
   uint64_t seed = 0;
@@ -72,9 +76,14 @@ struct DraftRequest {
   void shorten(int32_t most_of_a_path);  // to 0: no drafts are left
 };
 
+class StepCosts;
+
 class Drafter {
  public:
   virtual ~Drafter() = default;
+
+  // What the target's steps take, for drafters that choose by it; outlives the drafter's calls.
+  virtual void use_costs(const StepCosts& /*costs*/) {}
 
   virtual void propose(std::span<DraftRequest> requests) = 0;
 

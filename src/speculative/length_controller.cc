@@ -45,10 +45,23 @@ double LengthController::Plan::gain() const {
 
 // ---- what is known ---------------------------------------------------------------------------
 
+void LengthController::add_rates(Sequence& s, int right, int drafted) {
+  if (s.looked_up) return lookup_rates_.add(s.lookup_own, right, drafted);
+  rates_.add(s.own, right, drafted, s.probe);
+}
+
+void LengthController::survival_of(const DraftRequest& r, std::span<double> out) const {
+  const auto at = sequences_.find(r.sequence);
+  const Sequence unknown;
+  const Sequence& s = at == sequences_.end() ? unknown : at->second;
+  r.looked_up ? lookup_rates_.survival(s.lookup_own, out) : rates_.survival(s.own, out);
+}
+
 // Compares the sequence's last draft with the tokens that came.
 void LengthController::learn(const DraftRequest& r) {
   Sequence& s = sequences_[r.sequence];
-  if (s.paths.empty()) return s.own.forget(kForgetOwn);
+  if (s.paths.empty() || s.looked_up) s.own.forget(kForgetOwn);
+  if (s.paths.empty()) return;
   int right = 0, drafted = 0;
   for (const std::vector<int32_t>& path : s.paths) {
     right = std::max(right, right_tokens(path, r.tokens, s.draft_at));
@@ -56,7 +69,7 @@ void LengthController::learn(const DraftRequest& r) {
   }
   const bool known = right == drafted || s.draft_at + static_cast<size_t>(right) < r.tokens.size();
   if (!known) return;
-  rates_.add(s.own, right, drafted, s.probe);
+  add_rates(s, right, drafted);
   // A draft that was right has earned its time.
   if (s.probe) budget_ += kProbeRefund * right * plain_token_;
   s.paths.clear();
@@ -97,10 +110,8 @@ LengthController::Plan LengthController::best_plan(std::span<const DraftRequest>
   std::array<double, AcceptanceRates::kPositions> survival;
   int deepest = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
-    const auto at = sequences_.find(requests[i].sequence);
     const auto depth = static_cast<size_t>(std::clamp(most[i], 0, AcceptanceRates::kPositions));
-    rates_.survival(at == sequences_.end() ? AcceptanceRates::Own() : at->second.own,
-                    std::span(survival).first(depth));
+    survival_of(requests[i], std::span(survival).first(depth));
     for (size_t d = 0; d < depth && survival[d] >= kLeastSurvival; ++d) {
       slots.push_back({survival[d], static_cast<int>(i), static_cast<int>(d)});
       deepest = std::max(deepest, static_cast<int>(d) + 1);
@@ -160,10 +171,9 @@ LengthController::Plan LengthController::plan_of(std::span<const DraftRequest> r
   for (size_t i = 0; i < requests.size(); ++i) {
     if (lengths[i] == 0) continue;
     shape.add_rows(requests[i].rows(), std::ssize(requests[i].tokens));
-    const auto at = sequences_.find(requests[i].sequence);
     const auto known = std::span(survival).first(
         static_cast<size_t>(std::min(lengths[i], AcceptanceRates::kPositions)));
-    rates_.survival(at == sequences_.end() ? AcceptanceRates::Own() : at->second.own, known);
+    survival_of(requests[i], known);
     for (const double s : known) plan.tokens += s;
   }
   plan.seconds = costs_.seconds(shape) + draft_seconds;
@@ -214,9 +224,23 @@ void LengthController::choose(std::span<DraftRequest> requests) {
   probing_ = false;
   for (const DraftRequest& r : requests) learn(r);
   std::vector<int> lengths;
-  for (const DraftRequest& r : requests) lengths.push_back(std::min(r.limit, options_.max_drafts));
+  for (DraftRequest& r : requests) {
+    lengths.push_back(std::min(r.limit, options_.max_drafts));
+    if (options_.lookups) r.lookup_limit = lengths.back();
+  }
   if (!options_.fixed && !drafts_free(requests.size())) choose_paid(requests, lengths);
   for (size_t i = 0; i < requests.size(); ++i) requests[i].limit = lengths[i];
+}
+
+// Drafts that were looked up cost nothing yet: as many of them as pay are verified.
+void LengthController::trim_lookups(std::span<DraftRequest> requests, std::vector<int>& lengths) {
+  if (std::ranges::none_of(requests, &DraftRequest::looked_up)) return;
+  const Plan best = best_plan(requests, lengths, 1.0, false);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (!requests[i].looked_up || lengths[i] == best.lengths[i]) continue;
+    lengths[i] = best.lengths[i];
+    requests[i].shorten(lengths[i]);
+  }
 }
 
 void LengthController::drafted(std::span<DraftRequest> requests, double seconds) {
@@ -226,25 +250,29 @@ void LengthController::drafted(std::span<DraftRequest> requests, double seconds)
   for (DraftRequest& r : requests) {
     const int size = r.depth();
     lengths.push_back(size);
-    rounds = std::max(rounds, size);
-    rows += size;
     if (r.limit <= 0) continue;
-    missed += missed_tokens(r);
     Sequence& s = sequences_[r.sequence];
-    s.drafter_at = static_cast<int32_t>(r.tokens.size());
+    if (!r.looked_up) {
+      rounds = std::max(rounds, size);
+      rows += size;
+      missed += missed_tokens(r);
+      s.drafter_at = static_cast<int32_t>(r.tokens.size());
+    }
     if (!s.paths.empty()) {  // right so far, as far as tokens came
       const auto right = static_cast<int>(r.tokens.size() - s.draft_at);
-      rates_.add(s.own, right, right, s.probe);
+      add_rates(s, right, right);
     }
+    s.looked_up = r.looked_up;
     s.paths = r.branches;
     if (!r.draft.empty()) s.paths.insert(s.paths.begin(), r.draft);
     if (r.tree && size > 0)
       tree_rows_ = kRecentTrees * tree_rows_ + (1.0 - kRecentTrees) * r.rows() / size;
     s.draft_at = r.tokens.size();
-    s.probe = probing_;
+    s.probe = probing_ && !r.looked_up;
   }
   draft_seconds_ = seconds;
-  if (seconds > 0.0) drafting_.add(rounds, rows, missed, seconds);
+  if (seconds > 0.0 && (rows > 0 || !options_.lookups))
+    drafting_.add(rounds, rows, missed, seconds);
   if (!options_.fixed && rows > 0 && drafts_free(requests.size())) {
     const Plan best = best_plan(requests, lengths, 1.0, false);
     const double gain = best.gain() * correction();
@@ -252,19 +280,21 @@ void LengthController::drafted(std::span<DraftRequest> requests, double seconds)
     lengths = best.lengths;
     if (!on_ || control_due(gain)) lengths.assign(requests.size(), 0);
     for (size_t i = 0; i < requests.size(); ++i) requests[i].shorten(lengths[i]);
+  } else if (!options_.fixed) {
+    trim_lookups(requests, lengths);
   }
   // The drafter's time is known by now; what is expected of it is what it usually takes.
   double usual = 0.0;
   for (int d = 0; d < rounds; ++d) {
-    usual += drafting_.round(static_cast<int>(
-        std::ranges::count_if(requests, [&](const auto& r) { return r.depth() > d; })));
+    usual += drafting_.round(static_cast<int>(std::ranges::count_if(
+        requests, [&](const auto& r) { return !r.looked_up && r.depth() > d; })));
   }
   plan_ = plan_of(requests, lengths, usual);
   planned_ = true;
 }
 
 bool LengthController::resting() const {
-  return !options_.fixed && !on_ && budget_ < 0.0 && !drafts_free(1);
+  return !options_.fixed && !options_.lookups && !on_ && budget_ < 0.0 && !drafts_free(1);
 }
 
 // ---- after a step ----------------------------------------------------------------------------

@@ -28,6 +28,9 @@ namespace freshet::speculative {
 struct LengthOptions {
   int max_drafts = 15;  // of a sequence in a step
   bool fixed = false;   // always max_drafts: the gain is measured and nothing else
+  // Some drafts may be looked up (DraftRequest::looked_up) beside those of a model. They are asked
+  // for in every step, and kept as far as they pay; what follows is about those of the model.
+  bool lookups = false;
 };
 
 class LengthController final : public DraftLengths {
@@ -40,10 +43,12 @@ class LengthController final : public DraftLengths {
   void forget(uint64_t sequence) override { sequences_.erase(sequence); }
   bool resting() const override;
   void publish(EngineStats::Speculation& stats) const override;
+  const StepCosts& costs() const { return costs_; }
 
  private:
   struct Sequence {
-    AcceptanceRates::Own own;
+    AcceptanceRates::Own own, lookup_own;
+    bool looked_up = false;  // the last paths were
     // The last paths that were proposed, until it is known which tokens are right.
     std::vector<std::vector<int32_t>> paths;
     size_t draft_at = 0;     // the length of the sequence then
@@ -74,6 +79,9 @@ class LengthController final : public DraftLengths {
   };
 
   void learn(const DraftRequest& r);
+  void add_rates(Sequence& s, int right, int drafted);
+  void survival_of(const DraftRequest& r, std::span<double> out) const;
+  void trim_lookups(std::span<DraftRequest> requests, std::vector<int>& lengths);
   bool drafts_free(size_t sequences) const;
   StepShape plain_shape(std::span<const DraftRequest> requests) const;
   int64_t missed_tokens(const DraftRequest& r) const;
@@ -91,7 +99,7 @@ class LengthController final : public DraftLengths {
 
   StepCosts costs_;
   DraftingCosts drafting_;
-  AcceptanceRates rates_;
+  AcceptanceRates rates_, lookup_rates_;
   const LengthOptions options_;
   std::unordered_map<uint64_t, Sequence> sequences_;
 

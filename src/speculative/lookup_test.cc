@@ -72,6 +72,18 @@ TEST(SuffixIndex, FollowsTheLongestContextAndTheCommonestContinuation) {
   EXPECT_TRUE(index.guess(Ids{3}, limits).tokens.empty());
 }
 
+// A sequence's own text ends with the tail, which is no occurrence of it.
+TEST(SuffixIndex, FindsTheTailEarlierInTheSameText) {
+  SuffixIndex index;
+  const std::vector<int32_t> text = {1, 2, 3, 4, 5, 6, 9, 2, 3};
+  index.append(text);
+  EXPECT_EQ(index.guess(text, {.depth = 24, .factor = 2.0, .most = 3}).tokens,
+            (std::vector<int32_t>{4, 5, 6}));
+  index.append(std::vector<int32_t>{7});
+  const std::vector<int32_t> other = {3, 7};
+  EXPECT_TRUE(index.guess(other, {.most = 3}).tokens.empty());
+}
+
 TEST(SuffixIndex, ForgetsTextsAndCrossesNoBorder) {
   SuffixIndex index;
   index.append(Ids{1, 2, 3});

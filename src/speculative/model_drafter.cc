@@ -168,10 +168,37 @@ void ModelDrafter::take(State& s, DraftRequest& r, Work& work) {
   s.own_draft = own.empty() ? -1 : own.front();
 }
 
+// Puts masks behind the ids of a work: a row for each draft but the first, whose row is the last
+// id's.
+void ModelDrafter::add_masks(Work& work, int drafts, std::vector<int32_t>& ids) const {
+  const auto room = runner_->max_tokens() - static_cast<int>(work.ids.size());
+  work.wanted = std::clamp(drafts, 1, 1 + std::max(0, room));
+  ids.assign(work.ids.begin(), work.ids.end());
+  ids.resize(ids.size() + static_cast<size_t>(work.wanted) - 1, options_.mask);
+  work.ids = ids;
+}
+
+// The drafts of a pass with masks, which the cache does not keep.
+void ModelDrafter::take_all(State& s, DraftRequest& r, const Work& work) {
+  const auto rows = static_cast<size_t>(work.wanted);
+  const size_t vocab = work.logits.size() / rows;
+  for (size_t k = 0; k < rows; ++k) {
+    Work row = work;
+    row.token = work.tokens[k];
+    if (!work.logits.empty()) row.logits = work.logits.subspan(k * vocab, vocab);
+    s.drafting = false;
+    take(s, r, row);
+    if (!s.drafting) break;
+  }
+  s.drafting = false;
+}
+
 void ModelDrafter::first_step(std::span<DraftRequest> requests) {
   work_.clear();
   owner_.clear();
-  for (size_t i = 0; i < requests.size() && std::ssize(work_) < runner_->max_rows(); ++i) {
+  masked_.resize(requests.size());
+  int rows = 0;
+  for (size_t i = 0; i < requests.size() && rows < runner_->max_rows(); ++i) {
     DraftRequest& r = requests[i];
     if (heads() && !states_.contains(r.sequence)) continue;
     State& s = state_of(r.sequence);
@@ -198,7 +225,10 @@ void ModelDrafter::first_step(std::span<DraftRequest> requests) {
       if (!catch_up(s, ids)) continue;
       work.ids = ids.subspan(s.cache.ids.size());
       if (work.ids.empty()) continue;
+      if (options_.mask >= 0)
+        add_masks(work, std::min<int>(r.limit, runner_->max_rows() - rows), masked_[i]);
     }
+    rows += work.wanted;
     work_.push_back(work);
     owner_.push_back(i);
   }
@@ -210,10 +240,16 @@ void ModelDrafter::first_step(std::span<DraftRequest> requests) {
       if (heads()) restart(s);
       continue;
     }
-    runner_->confirm(s.cache, static_cast<int32_t>(s.cache.ids.size()));
+    const auto known = static_cast<int32_t>(s.cache.ids.size()) - (work_[k].wanted - 1);
+    runner_->confirm(s.cache, known);
+    runner_->cut(s.cache, known);
     s.pending.clear();
     s.features.clear();
-    grows(r) ? plant(s, r, work_[k]) : take(s, r, work_[k]);
+    if (options_.mask >= 0) {
+      take_all(s, r, work_[k]);
+    } else {
+      grows(r) ? plant(s, r, work_[k]) : take(s, r, work_[k]);
+    }
   }
 }
 

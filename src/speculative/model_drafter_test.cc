@@ -28,6 +28,66 @@ class CountingModel final : public Model {
   int64_t& tokens_;
 };
 
+// A model that drafts in one pass: the row of position p gives the token p.
+class PositionModel final : public Model {
+ public:
+  explicit PositionModel(ModelSpec spec, std::vector<int32_t>& seen)
+      : spec_(std::move(spec)), seen_(seen) {}
+  const ModelSpec& spec() const override { return spec_; }
+  size_t workspace_bytes(int64_t, int64_t, int64_t) const override { return 0; }
+  Status reserve(int64_t, int64_t, int64_t) override { return {}; }
+  std::vector<WeightInfo> weights() const override { return {}; }
+  void forward(const ForwardBatch& batch, const KvStorage&, const StepResults& results) override {
+    seen_.insert(seen_.end(), batch.token_ids.begin(), batch.token_ids.end());
+    for (size_t row = 0; row < batch.logit_rows.size(); ++row)
+      results.best[row] = batch.positions[static_cast<size_t>(batch.logit_rows[row])];
+  }
+
+ private:
+  ModelSpec spec_;
+  std::vector<int32_t>& seen_;
+};
+
+TEST(ModelDrafter, DraftsInOnePassWithMasks) {
+  const auto checkpoint =
+      loader::Checkpoint::open(std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama");
+  ASSERT_TRUE(checkpoint.ok());
+  auto spec = read_spec(*checkpoint);
+  ASSERT_TRUE(spec.ok());
+  auto compute = runtime::Compute::open({.threads = 1});
+  ASSERT_TRUE(compute.ok());
+  std::vector<int32_t> seen;
+  ModelDrafterOptions options{.vocab = spec->vocab_size, .mask = 63};
+  auto runner = DraftRunner::create(
+      std::make_unique<runtime::LoadedModel>(
+          *compute, std::make_unique<PositionModel>(std::move(*spec), seen)),
+      {.max_model_len = 64, .max_tokens = 64, .max_rows = 6, .cache_tokens = 256});
+  ASSERT_TRUE(runner.ok()) << runner.status().message();
+  ModelDrafter drafter(std::move(*runner), std::move(options));
+  const SamplingParams greedy{.temperature = 0.0f};
+  std::vector<int32_t> tokens = {5, 6, 7, 8, 9};
+  const auto propose = [&](std::vector<int> limits) {
+    seen.clear();
+    std::vector<DraftRequest> r;
+    for (size_t i = 0; i < limits.size(); ++i)
+      r.push_back({.sequence = i + 1, .tokens = tokens, .limit = limits[i], .params = &greedy});
+    drafter.propose(r);
+    std::vector<std::vector<int32_t>> drafts;
+    for (const DraftRequest& request : r) drafts.push_back(request.draft);
+    return drafts;
+  };
+  using Drafts = std::vector<std::vector<int32_t>>;
+  EXPECT_EQ(propose({4}), (Drafts{{4, 5, 6, 7}}));
+  EXPECT_EQ(seen, (std::vector<int32_t>{5, 6, 7, 8, 9, 63, 63, 63}));
+  // The cache has forgotten the masks: only the new token is read, and its masks.
+  tokens.push_back(30);
+  EXPECT_EQ(propose({2}), (Drafts{{5, 6}}));
+  EXPECT_EQ(seen, (std::vector<int32_t>{30, 63}));
+  // Six rows are shared by all sequences.
+  tokens.push_back(31);
+  EXPECT_EQ(propose({4, 4, 4}), (Drafts{{6, 7, 8, 9}, {6, 7}, {}}));
+}
+
 TEST(ModelDrafter, KeepsEachOwnersCacheApart) {
   const std::string path = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
   const auto checkpoint = loader::Checkpoint::open(path);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "speculative/combined.h"
+
 namespace freshet::speculative {
 namespace {
 
@@ -13,8 +15,8 @@ Result<std::unique_ptr<Drafter>> from_config(const MakeContext& context) {
 }
 
 constexpr Method kMethods[] = {
-    {.name = "ngram", .make = from_config<ngram_drafter>},
-    {.name = "suffix", .make = from_config<suffix_drafter>},
+    {.name = "ngram", .looks_up = true, .make = from_config<ngram_drafter>},
+    {.name = "suffix", .looks_up = true, .make = from_config<suffix_drafter>},
     {.name = "draft_model",
      .model = kNeeded,
      .trees = true,
@@ -48,8 +50,23 @@ std::span<const Method> methods() {
 int draft_rows(const Config& config, int max_num_seqs, int max_num_batched_tokens) {
   constexpr int kMost = 256;
   const TreeOptions& tree = config.tree;
-  const int level = tree.wanted() ? tree.width() * tree.max_batch : 0;
+  int level = tree.wanted() ? tree.width() * tree.max_batch : 0;
+  if (config.parallel_drafting) level = std::min(max_num_seqs, kMost) * config.limit();
   return std::min({std::max(max_num_seqs, level), max_num_batched_tokens, kMost});
+}
+
+Result<std::unique_ptr<Drafter>> make_drafter(const MakeContext& c) {
+  const Method& main = *find_method(c.config.method);
+  FRESHET_ASSIGN_OR_RETURN(std::unique_ptr<Drafter> drafter, main.make(c));
+  if (c.config.lookups.empty()) return drafter;
+  std::vector<std::unique_ptr<Drafter>> lookups;
+  if (main.looks_up) lookups.push_back(std::move(drafter));
+  for (const std::string& name : c.config.lookups) {
+    FRESHET_ASSIGN_OR_RETURN(std::unique_ptr<Drafter> lookup, find_method(name)->make(c));
+    lookups.push_back(std::move(lookup));
+  }
+  return std::unique_ptr<Drafter>(
+      std::make_unique<CombinedDrafter>(std::move(lookups), std::move(drafter)));
 }
 
 Result<loader::Checkpoint> open_drafter(const std::string& path) {

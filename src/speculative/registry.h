@@ -55,7 +55,8 @@ struct MakeContext {
 std::unique_ptr<Drafter> ngram_drafter(const Config& config);
 std::unique_ptr<Drafter> suffix_drafter(const Config& config);
 
-// Most rows of logits in a step of a drafter: one of each sequence, or a level of each tree.
+// Most rows of logits in a step of a drafter: one of each sequence, or a level of each tree,
+// or all drafts that come from one pass.
 // Further sequences get no drafts, which would not pay for so large a batch.
 int draft_rows(const Config& config, int max_num_seqs, int max_num_batched_tokens);
 // The drafter's checkpoint; a bare .safetensors file has no configuration.
@@ -67,6 +68,7 @@ struct Method {
   std::string_view name;
   Model model = Model::kNone;  // the config's "model"
   bool trees = false;          // whether it can draft trees
+  bool looks_up = false;       // runs no model, so that its drafts cost nothing
   // nullptr: nothing to plan for.
   Result<DrafterCost> (*cost)(const PlanContext& context) = nullptr;
   Result<std::unique_ptr<Drafter>> (*make)(const MakeContext& context) = nullptr;
@@ -74,6 +76,8 @@ struct Method {
 
 std::span<const Method> methods();
 const Method* find_method(std::string_view name);  // nullptr: unknown
+// The drafter of the configuration, or all of its drafters combined.
+Result<std::unique_ptr<Drafter>> make_drafter(const MakeContext& context);
 
 // The factories, each in the source file of its drafter.
 Result<DrafterCost> draft_model_cost(const PlanContext& context);

@@ -58,7 +58,10 @@ SuffixIndex::Guess SuffixIndex::guess(std::span<const int32_t> tail, const Limit
   int64_t longest = 2;
   const auto depth = std::min<int64_t>(limits.depth, std::ssize(tail));
   size_t seen = 0;
-  for (int64_t at = found->second; at > valid_ && seen < kMostOccurrences; ++seen) {
+  int64_t at = found->second;
+  // The tail itself, where it ends the newest text: nothing follows it.
+  if (at + 1 == size()) at = previous_[static_cast<size_t>(at - first_)];
+  for (; at > valid_ && seen < kMostOccurrences; ++seen) {
     int64_t length = 2;
     while (length < depth && at - length >= valid_ &&
            token(at - length) == tail[tail.size() - 1 - static_cast<size_t>(length)]) {
@@ -66,7 +69,7 @@ SuffixIndex::Guess SuffixIndex::guess(std::span<const int32_t> tail, const Limit
     }
     if (length > longest) next.clear();
     longest = std::max(longest, length);
-    if (length == longest && at + 1 < size()) next.push_back(at + 1);
+    if (length == longest) next.push_back(at + 1);
     at = previous_[static_cast<size_t>(at - first_)];
   }
   const auto most = std::min(static_cast<int64_t>(limits.most),

@@ -72,6 +72,23 @@ Conversation content_probe(size_t role, json::Value content) {
   return c;
 }
 
+json::Value picture_part() {
+  json::Object part;
+  part["type"] = "image";
+  return part;
+}
+
+bool is_picture(const json::Value& part) {
+  return part.get_string("type", "") == "image";
+}
+
+// Pictures become their markers, each on a line of its own.
+void write_pictures_as_text(json::Array& parts, const std::string& marker) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (is_picture(parts[i])) parts[i] = text_part(marker + (i + 1 < parts.size() ? "\n" : ""));
+  }
+}
+
 bool has(const Result<std::string>& text, std::string_view what) {
   return text.ok() && text->find(what) != std::string::npos;
 }
@@ -187,8 +204,10 @@ Result<ChatRenderer::Form> ChatRenderer::make_form(const std::string& source) co
   FRESHET_ASSIGN_OR_RETURN(form.compiled, ChatTemplate::compile(source));
   form.shape.knows_developers = source.find("developer") != std::string::npos;
   find_call_shape(form);
-  for (size_t role = 0; role < kRoles.size(); ++role)
+  for (size_t role = 0; role < kRoles.size(); ++role) {
     form.shape.contents[role] = find_content_shape(form, role);
+    form.shape.shows_pictures[role] = shows_pictures(form, role);
+  }
   return form;
 }
 
@@ -212,6 +231,17 @@ ChatRenderer::Content ChatRenderer::find_content_shape(const Form& form, size_t 
   const bool parts = has(as_parts, word) && !prints_list;
   if (!parts) return Content::kString;
   return has(as_string, word) ? Content::kEither : Content::kParts;
+}
+
+// A template that knows pictures writes a marker where one stands among the parts.
+bool ChatRenderer::shows_pictures(const Form& form, size_t role) const {
+  if (form.shape.contents[role] == Content::kString) return false;
+  Form probing = form;
+  probing.shape.shows_pictures.fill(true);
+  const json::Value text = text_part("probed text");
+  const auto without = render(probing, content_probe(role, json::Array{text}));
+  const auto with = render(probing, content_probe(role, json::Array{picture_part(), text}));
+  return has(with, "probed text") && without.ok() && *with != *without;
 }
 
 // Templates differ in the call shapes that they refuse or omit: the first shape with which the call
@@ -268,6 +298,8 @@ Result<std::string> ChatRenderer::render(const Form& form, Conversation c) const
     for (size_t i = 0; i < kRoles.size(); ++i) {
       if (m["role"] == json::Value(kRoles[i])) role = i;
     }
+    if (content.is_array() && !shape.shows_pictures[role])
+      write_pictures_as_text(content.as_array(), c.picture_marker);
     if (content.is_array() && shape.contents[role] == Content::kString)
       content = text_of_content(&content);
     if (content.is_string() && shape.contents[role] == Content::kParts) {

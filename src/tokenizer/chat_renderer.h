@@ -17,8 +17,8 @@
 
 namespace freshet::tokenizer {
 
-// Follows OpenAI's API: a content is a string, null or a list of {"type": "text", "text": ...}; the
-// arguments of a call are JSON text or an object.
+// Follows OpenAI's API: a content is a string, null or a list of {"type": "text", "text": ...} and
+// {"type": "image"}; the arguments of a call are JSON text or an object.
 struct Conversation {
   json::Array messages;
   json::Value tools;       // null or an array
@@ -26,6 +26,8 @@ struct Conversation {
   bool add_generation_prompt = true;
   // Continue the last message: the text ends with its content, trimmed if the template trims it.
   bool continue_final_message = false;
+  // What stands for a picture in a text: for templates that know no pictures.
+  std::string picture_marker;
 };
 
 // The text of a content; for a list, the concatenated text of its parts.
@@ -51,6 +53,8 @@ class ChatRenderer {
   struct Shape {
     std::array<Content, 4> contents = {Content::kString, Content::kString, Content::kString,
                                        Content::kString};  // per role, see kRoles
+    // Whether the template itself writes something for {"type": "image"}, per role.
+    std::array<bool, 4> shows_pictures{};
     // For an assistant message that has only tool calls.
     bool null_content = false;    // false: ""
     bool text_arguments = false;  // false: an object
@@ -65,6 +69,7 @@ class ChatRenderer {
   ChatRenderer() = default;
   Result<Form> make_form(const std::string& source) const;
   Content find_content_shape(const Form& form, size_t role) const;
+  bool shows_pictures(const Form& form, size_t role) const;
   void find_call_shape(Form& form) const;
   const Form* form_for(bool with_tools) const;
   Result<std::string> render(const Form& form, Conversation conversation) const;

@@ -210,5 +210,35 @@ TEST(ChatRenderer, SharesThoughtsUnderTheNamesThatTemplatesRead) {
   }
 }
 
+// The expected texts are what transformers renders.
+TEST(ChatRenderer, PicturesStandWhereTheTemplateWritesThem) {
+  const Tokenizer tokenizer = model(R"({"bos_token": "<s>", "eos_token": "</s>"})");
+  Conversation c = conversation(R"([{"role": "user", "content": [
+      {"type": "image"}, {"type": "text", "text": "What is this?"},
+      {"type": "image"}, {"type": "text", "text": "And this?"}]}])");
+  c.picture_marker = "<picture>";
+  const auto published = [&](const std::string& name) {
+    std::ifstream in(FRESHET_SOURCE_DIR "/tests/data/templates/" + name, std::ios::binary);
+    std::ostringstream source;
+    source << in.rdbuf();
+    return rendered(renderer(tokenizer, source.str()), c);
+  };
+  const std::string qwen = "<|vision_start|><|image_pad|><|vision_end|>";
+  EXPECT_THAT(published("Qwen3.5-4B.jinja"),
+              HasSubstr("user\n" + qwen + "What is this?" + qwen + "And this?<|im_end|>"));
+  EXPECT_THAT(published("Mistral-Small-3.2-24B-Instruct-2506.jinja"),
+              HasSubstr("[INST][IMG]What is this?[IMG]And this?[/INST]"));
+  EXPECT_THAT(published("google-gemma-4-31B-it.jinja"),
+              HasSubstr("user\n<|image|>What is this?<|image|>And this?<turn|>"));
+  // Templates that read texts alone, and one that leaves pictures out.
+  const std::string text = "<picture>\nWhat is this?<picture>\nAnd this?";
+  EXPECT_EQ(rendered(renderer(tokenizer, "{{ messages[0].content | trim }}"), c), text);
+  EXPECT_EQ(rendered(renderer(tokenizer,
+                              "{% for p in messages[0].content %}{% if p.type == 'text' %}"
+                              "{{ p.text }}{% endif %}{% endfor %}"),
+                     c),
+            text);
+}
+
 }  // namespace
 }  // namespace freshet::tokenizer

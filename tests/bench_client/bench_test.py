@@ -151,6 +151,20 @@ class Throughput(unittest.TestCase):
         self.assertRegex(done.stdout, rf"Throughput: {rate:.2f} requests/s, {tokens:.2f} total tokens/s")
         self.assertRegex(done.stdout, r"Total num output tokens: +84\n")
 
+    def test_speculation(self):
+        config = json.dumps({"method": "draft_model", "model": str(MODEL), "num_speculative_tokens": 3})
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "t.json"
+            done = run("bench", "throughput", "-m", MODEL, "--num-prompts", 4, "--input-len", 20, "--output-len", 17,
+                       "--temperature", 0, "--speculative-config", config, "--output-json", path)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            numbers = json.loads(path.read_text())
+        # The first token comes with the prompt, then four steps of four.
+        self.assertEqual(numbers["spec_decode_num_drafts"], 4 * 4)
+        self.assertEqual(numbers["spec_decode_acceptance_length"], 4.0)
+        self.assertEqual(numbers["spec_decode_per_position_acceptance_rates"], [1.0, 1.0, 1.0])
+        self.assertIn("Speculation: 4.00 tokens per step with drafts, 100.0 % accepted\n", done.stdout)
+
     def test_needs_a_model(self):
         done = run("bench", "throughput", "-m", "/nowhere/model.gguf", "--num-prompts", 1)
         self.assertEqual(done.returncode, 2)

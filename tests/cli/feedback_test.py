@@ -52,10 +52,12 @@ class Options(Case):
                             (["-temp", "0"], "did you mean --temp?"),
                             (["--no-such-thing-at-all"], "unknown option --no-such-thing-at-all of freshet run"),
                             (["-Z"], "unknown option -Z of freshet run"),
+                            (["--ngl", "99"], "did you mean -ngl?"),
                             (["--served-model-name", "x"], "unknown option --served-model-name")):
             error = self.fails(2, *self.HELLO, *flags, says=says)
             self.assertNotIn("words", error)
         self.fails(2, "bench", "serve", "--num-prompt", "3", says="did you mean --num-prompts?")
+        self.fails(2, "eval", "compare", "a", "b", "c", "--no-such-thing", says="of freshet eval compare")
         self.fails(2, "--versoin", says="did you mean --version?")
 
     def test_gpu_layers(self):
@@ -150,6 +152,18 @@ class Options(Case):
         self.assertEqual(line["prompt_tokens"] + len(line["ids"]), 40)
         self.assertEqual(line["finish_reason"], "length")
         self.says("-n", "2", "--seed", "-1")
+
+    def test_sampling_names_the_option(self):
+        """Before a model is loaded or fetched, which may take minutes."""
+        for flags, says in ((["--top-p", "2"], "--top-p must be above 0 and at most 1, not 2"),
+                            (["--temp", "-1"], "--temperature must be"), (["--beams", "-2"], "--beams must be"),
+                            (["--stop", ""], "--stop: a stop string must not be empty")):
+            for command in (["run", "hf:none/such", "x"], ["chat", "hf:none/such"]):
+                error = self.fails(2, *command, *flags, says=says)
+                self.assertEqual(len(error.strip().split("\n")), 1, error)
+        self.fails(2, *self.HELLO, "--max-model-len", "99999", says="--max-model-len is 99999: the model allows 2048")
+
+    def test_seeds(self):
         self.fails(2, *self.HELLO, "--seed", "-2", says="--seed")
 
     def test_words(self):
@@ -176,7 +190,7 @@ class Help(Case):
         for command in [[]] + COMMANDS:
             for flag in ("--help", "--help-all"):
                 text = self.succeeds(*command, flag)
-                self.assertNotRegex(text, r"\b(INT|FLOAT|UINT)\b|TEXT[:=]|\{false\}|REQUIRED| in \[")
+                self.assertNotRegex(text, r"\b(INT|FLOAT|UINT)\b|TEXT[:=]|\{false\}|REQUIRED| in \[|(?<!=)\bVALUE\b")
                 for line in text.split("\n"):
                     self.assertLessEqual(len(line), 120 if "curl" in line or "  freshet" in line else 100, line)
         text = self.succeeds("run", "--help")

@@ -1,6 +1,7 @@
 """The same tokens and log-probabilities with every drafter as without one, to the bit.
 
-usage: equality_test.py [Class[.test] ...]   needs FRESHET (the program) and FRESHET_SOURCE_DIR
+usage: equality_test.py [Class[.test] ...]   needs FRESHET (the program) and FRESHET_SOURCE_DIR;
+FRESHET_UNPACKED_DATA is the build's tests/data
 
 The golden models are tiny and random, so heads of random weights are made here: what they propose is
 wrong nearly always. A model that drafts for itself is right whenever it is greedy. FRESHET_SPECULATION_FULL=1
@@ -23,6 +24,7 @@ SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
 DEVICE = os.environ.get("FRESHET_SPECULATION_DEVICE")
 FULL = os.environ.get("FRESHET_SPECULATION_FULL") == "1"
 GOLDEN = os.path.join(SOURCE, "tests/data/golden")
+UNPACKED = os.environ.get("FRESHET_UNPACKED_DATA")
 MODELS = sorted(os.listdir(GOLDEN))
 GREEDY = ["--temp", "0", "--logprobs", "2"]
 SAMPLED = ["--temp", "0.9", "--top-p", "0.95", "--seed", "7", "--logprobs", "1"]
@@ -42,8 +44,8 @@ def size_of(config, *keys, default=None):
     return default
 
 
-def write_safetensors(path, tensors, seed):
-    """tensors: name -> shape; BF16 of small random numbers."""
+def write_safetensors(path, tensors, seed, scale=lambda name: 0.1):
+    """tensors: name -> shape; BF16 of random numbers up to scale(name), norms are ones."""
     rng = random.Random(seed)
     header, at = {}, 0
     blobs = []
@@ -53,9 +55,9 @@ def write_safetensors(path, tensors, seed):
             count *= n
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + 2 * count]}
         at += 2 * count
-        norm = "norm" in name
+        norm, most = "norm" in name, scale(name)
         blobs.append(b"".join(
-            struct.pack("<f", 1.0 if norm else rng.uniform(-0.1, 0.1))[2:] for _ in range(count)))
+            struct.pack("<f", 1.0 if norm else rng.uniform(-most, most))[2:] for _ in range(count)))
     text = json.dumps(header).encode()
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text + b"".join(blobs))
@@ -90,11 +92,11 @@ class Shape:
                 "vocab_size": self.vocab, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, **more}
 
 
-def save_folder(folder, config, tensors, seed):
+def save_folder(folder, config, tensors, seed, **how):
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "config.json"), "w", encoding="utf8") as f:
         json.dump(config, f)
-    write_safetensors(os.path.join(folder, "model.safetensors"), tensors, seed)
+    write_safetensors(os.path.join(folder, "model.safetensors"), tensors, seed, **how)
     return folder
 
 
@@ -119,6 +121,48 @@ def medusa(folder, s):
         tensors[f"blocks.{i}.weight"] = [s.hidden, s.hidden]
         tensors[f"blocks.{i}.bias"] = [s.hidden]
     write_safetensors(path, tensors, 3)
+    return path
+
+
+def llama_whose_last_layers_do_nothing(folder, layers, active):
+    """A model of random weights, whose layers behind the first `active` ones add zeros."""
+    h, ff, vocab = 64, 128, 256
+    tensors = {"model.embed_tokens.weight": [vocab, h], "model.norm.weight": [h], "lm_head.weight": [vocab, h]}
+    for i in range(layers):
+        p = f"model.layers.{i}."
+        tensors.update({p + "input_layernorm.weight": [h], p + "post_attention_layernorm.weight": [h],
+                        **{f"{p}self_attn.{x}_proj.weight": [h, h] for x in "qkvo"},
+                        p + "mlp.gate_proj.weight": [ff, h], p + "mlp.up_proj.weight": [ff, h],
+                        p + "mlp.down_proj.weight": [h, ff]})
+
+    def scale(name):
+        layer = int(name.split(".")[2]) if "layers" in name else -1
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            return 0.0 if layer >= active else 1.0
+        return 0.3
+    config = {"model_type": "llama", "hidden_size": h, "intermediate_size": ff, "num_hidden_layers": layers,
+              "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "vocab_size": vocab,
+              "max_position_embeddings": 512, "rms_norm_eps": 1e-5}
+    return save_folder(folder, config, tensors, 4, scale=scale)
+
+
+def qwen3_next_mtp(folder, c):
+    """An MTP layer for a Qwen3-Next with this config."""
+    h, ff, shared = c["hidden_size"], c["moe_intermediate_size"], c["shared_expert_intermediate_size"]
+    d = c["head_dim"]
+    q, k, p = c["num_attention_heads"] * d, c["num_key_value_heads"] * d, "mtp.layers.0."
+    tensors = {"mtp.fc.weight": [h, 2 * h], "mtp.pre_fc_norm_embedding.weight": [h],
+               "mtp.pre_fc_norm_hidden.weight": [h], "mtp.norm.weight": [h], p + "input_layernorm.weight": [h],
+               p + "post_attention_layernorm.weight": [h], p + "self_attn.q_proj.weight": [2 * q, h],
+               p + "self_attn.k_proj.weight": [k, h], p + "self_attn.v_proj.weight": [k, h],
+               p + "self_attn.o_proj.weight": [h, q], p + "self_attn.q_norm.weight": [d],
+               p + "self_attn.k_norm.weight": [d], p + "mlp.gate.weight": [c["num_experts"], h],
+               p + "mlp.shared_expert_gate.weight": [1, h]}
+    for mlp, size in [("shared_expert", shared)] + [(f"experts.{e}", ff) for e in range(c["num_experts"])]:
+        tensors.update({f"{p}mlp.{mlp}.gate_proj.weight": [size, h], f"{p}mlp.{mlp}.up_proj.weight": [size, h],
+                        f"{p}mlp.{mlp}.down_proj.weight": [h, size]})
+    path = os.path.join(folder, "mtp.safetensors")
+    write_safetensors(path, tensors, 5)
     return path
 
 
@@ -218,6 +262,91 @@ class Heads(Case):
                 with self.subTest(model=model, options=options):
                     for drafted, _ in self.check(model, options, configs):
                         self.assertGreater(drafted, 0)
+
+
+    @unittest.skipUnless(UNPACKED, "needs FRESHET_UNPACKED_DATA")
+    def test_mtp_of_qwen3_next(self):
+        path = os.path.join(UNPACKED, "seeded/qwen3-next")
+        with open(os.path.join(path, "config.json"), encoding="utf8") as f:
+            c = json.load(f)
+        config = {"method": "mtp", "model": qwen3_next_mtp(self.folder, c), "num_speculative_tokens": 3}
+        for options in (GREEDY, SAMPLED, PENALISED):
+            with self.subTest(options=options):
+                (drafted, _), = self.check(path, options, [config], prompts_of(c["vocab_size"]))
+                self.assertGreater(drafted, 0)
+
+
+class Combined(Case):
+    """Several drafters at once: each sequence gets the draft that is expected to give the most."""
+
+    def test_they_change_nothing(self):
+        for number, model in enumerate(MODELS if FULL else MODELS[::4]):
+            s = Shape(model)
+            own = os.path.join(GOLDEN, model)
+            configs = [{"method": ["suffix", "ngram"]},
+                       {"method": ["ngram", "draft_model"], "model": own, "num_speculative_tokens": 4},
+                       {"method": ["ngram", "draft_model", "suffix"], "model": own}]
+            if s.layers >= 2:
+                configs += [{"method": ["eagle3", "ngram"], "model": eagle3(self.folder, s)},
+                            {"method": ["suffix", "early_exit"], "num_speculative_tokens": 3}]
+            for options in [GREEDY, SAMPLED, PENALISED] if FULL else [(SAMPLED, GREEDY, PENALISED)[number % 3]]:
+                with self.subTest(model=model, options=options):
+                    counts = self.check(model, options, configs)
+                    self.assertGreater(counts[1][0], 0)
+                    if options is GREEDY:  # the model agrees with itself
+                        self.assertGreater(counts[1][1], counts[1][0] / 2)
+
+    def test_trees_and_rules(self):
+        own = os.path.join(GOLDEN, "llama")
+        base = {"method": ["ngram", "draft_model"], "model": own, "num_speculative_tokens": 4}
+        self.check("llama", SAMPLED, [{**base, "tree_nodes": 8, "tree_max_batch": 64}])
+        for rule in ("rejection", "block"):
+            self.check("llama", GREEDY, [{**base, "rejection_sample_method": rule}])
+
+
+class Parallel(Case):
+    def test_a_draft_model_with_masks(self):
+        """All drafts from one pass: the first is the model's own next token."""
+        model = "llama"
+        own = os.path.join(GOLDEN, model)
+        folder = self.path("pard")
+        os.mkdir(folder)
+        for name in os.listdir(own):
+            if name != "config.json":
+                os.symlink(os.path.abspath(os.path.join(own, name)), os.path.join(folder, name))
+        with open(os.path.join(folder, "config.json"), "w", encoding="utf8") as f:
+            json.dump({**config_of(model), "pard_token": 7}, f)
+        base = {"method": "draft_model", "model": folder, "parallel_drafting": True}
+        for options in (GREEDY, SAMPLED, PENALISED):
+            with self.subTest(options=options):
+                (drafted, accepted), _, _ = self.check(
+                    model, options, [{**base, "num_speculative_tokens": 4}, base,
+                                     {**base, "method": ["ngram", "draft_model"], "num_speculative_tokens": 3}])
+                self.assertGreater(drafted, 0)
+                if options is GREEDY:
+                    self.assertGreaterEqual(accepted, drafted / 4)
+        self.check(model, SAMPLED + ["--samples", "3"], [{**base, "num_speculative_tokens": 4}])
+        for rule in ("rejection", "block"):
+            self.check(model, GREEDY, [{**base, "num_speculative_tokens": 3, "rejection_sample_method": rule}])
+
+
+class EarlyExit(Case):
+    def test_the_exit_layer_is_measured(self):
+        """Behind layer 3 nothing changes, so that its drafts are always right; earlier ones are not."""
+        path = llama_whose_last_layers_do_nothing(self.path("model"), layers=8, active=3)
+        config = {"method": "early_exit", "num_speculative_tokens": 4}
+        lists = prompts_of(256)
+        (drafted, accepted), (_, third), (_, first) = self.check(
+            path, GREEDY, [config, {**config, "exit_layer": 3}, {**config, "exit_layer": 1}], lists)
+        self.assertGreater(drafted, 0)
+        self.assertEqual(accepted, drafted)
+        self.assertEqual(accepted, third)
+        self.assertLess(first, third)
+        with open(self.path("ids.json"), "w", encoding="utf8") as f:
+            json.dump(lists, f)
+        done = self.run_program("run", path, "--ids", self.path("ids.json"), "-n", "2", "-v",
+                                "--speculative-config", json.dumps(config))
+        self.assertRegex(done.stderr, r"early exit behind layer 3 of 8: .* in 100 % ")
 
 
 class Rules(Case):
@@ -391,6 +520,16 @@ class WrongInput(Case):
     def test_configurations(self):
         self.refused("{", "not a JSON object")
         self.refused({"method": "telepathy"}, "telepathy", "ngram")
+        self.refused({"method": ["ngram", "telepathy"]}, "telepathy", "suffix")
+        self.refused({"method": ["ngram", "ngram"]}, "ngram is given twice")
+        self.refused({"method": ["early_exit", "ngram", "draft_model"], "model": os.path.join(GOLDEN, "llama")},
+                     "early_exit and draft_model")
+        self.refused({"method": ["suffix", "draft_model"]}, "draft_model needs")
+        self.refused({"method": []}, "list of methods")
+        self.refused({"method": ["ngram", "suffix"], "tree_nodes": 8}, "drafts no trees")
+        own = os.path.join(GOLDEN, "llama")
+        self.refused({"method": "ngram", "parallel_drafting": True}, "parallel_drafting is for method draft_model")
+        self.refused({"method": "draft_model", "model": own, "parallel_drafting": True}, "pard_token")
         self.refused({"method": "ngram", "speed": 9}, '"speed"', "num_speculative_tokens")
         self.refused({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens")
         self.refused({"method": "ngram", "model": os.path.join(GOLDEN, "llama")}, "takes no")

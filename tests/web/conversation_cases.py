@@ -1,4 +1,5 @@
 """Conversations on the page: kept, listed, searched, branched, continued, exported and imported."""
+import base64
 import json
 import urllib.request
 
@@ -257,6 +258,51 @@ class Branches(ListCase):
         page.reload()
         page.wait_for_selector(".user .chip")
         self.assertEqual(self.problems, [])
+
+
+    # Chosen, dropped and pasted, by a page whose server says that the model reads pictures.
+    def test_pictures_go_with_the_question(self):
+        page = self.open()
+        self.script(page, "A dot.")
+
+        def with_vision(route):
+            reply = route.fetch()
+            route.fulfill(response=reply, json={**reply.json(), "modalities": {"vision": True}})
+        page.route("**/props", with_vision)
+        page.reload()
+        page.wait_for_selector("#attach[aria-label='Add pictures or text files']")
+        dot = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
+        page.locator("#attach-file").set_input_files(
+            {"name": "dot.png", "mimeType": "image/png", "buffer": dot})
+        page.wait_for_selector("#chips .picture img[alt='dot.png']")
+        data = page.evaluate_handle("""bytes => { const data = new DataTransfer();
+            data.items.add(new File([new Uint8Array(bytes)], 'second.png', { type: 'image/png' }));
+            data.items.add(new File(['words'], 'notes.txt')); return data; }""", list(dot))
+        page.dispatch_event("#chat", "drop", {"dataTransfer": data})
+        page.evaluate("""data => document.querySelector('#prompt').dispatchEvent(
+            new ClipboardEvent('paste', { clipboardData: data, bubbles: true, cancelable: true }))""", data)
+        page.wait_for_function("() => document.querySelectorAll('#chips .picture').length === 3")
+        page.get_by_role("button", name="Remove second.png").first.click()
+        self.ask(page, "What is it?")
+        self.answered(page, 1)
+        content = self.sent[-1]["messages"][0]["content"]
+        url = "data:image/png;base64," + base64.b64encode(dot).decode()
+        self.assertEqual(content[:2], [{"type": "image_url", "image_url": {"url": url}}] * 2)
+        self.assertIn("words", content[2]["text"])
+        self.assertTrue(content[2]["text"].endswith("What is it?"))
+        shown = "() => [...document.querySelectorAll('.user .picture img')].map((i) => i.naturalWidth)"
+        self.assertEqual(page.evaluate(shown), [1, 1])  # the policy of the page lets them be shown
+        page.reload()
+        page.wait_for_selector(".user .picture img")
+        self.assertEqual(page.evaluate(shown), [1, 1])
+        self.assertEqual(self.problems, [])
+
+    def test_a_model_that_reads_text_gets_no_picture(self):
+        page = self.open()
+        page.locator("#attach-file").set_input_files(
+            {"name": "dot.png", "mimeType": "image/png", "buffer": b"x"})
+        page.get_by_text("reads text only").wait_for()
+        self.assertTrue(page.locator("#chips").is_hidden())
 
 
 class Transfer(ListCase):

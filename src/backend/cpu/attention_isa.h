@@ -52,9 +52,11 @@ struct AttentionTile {
   const ops::KeyRange* ranges = nullptr;  // of the sequence's queries, or nullptr
   const float* bias = nullptr;            // of head 0, as in AttentionParams, or nullptr
   int bias_reach = 0;
-  int64_t until = 0;         // last split of the tile that the caller asks for next
-  float* scratch = nullptr;  // attention_scratch_floats()
+  const float* slopes = nullptr;  // [group], as in AttentionParams, or nullptr
+  int64_t until = 0;              // last split of the tile that the caller asks for next
+  float* scratch = nullptr;       // attention_scratch_floats()
 
+  bool biased() const { return bias != nullptr || slopes != nullptr; }
   // Row r of the tile attends to positions [first_seen, last_seen].
   int64_t last_seen(int r) const {
     const int64_t query = (first_row + r) / group;

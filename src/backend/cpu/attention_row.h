@@ -164,6 +164,7 @@ class Tiles {
       t.bias_reach = params_.bias_reach;
       t.bias = params_.distance_bias + head * t.group * (2 * t.bias_reach + 1);
     }
+    if (params_.slopes != nullptr) t.slopes = params_.slopes + head * t.group;
     t.until = t.last_split();
     return t;
   }

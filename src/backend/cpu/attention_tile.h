@@ -128,7 +128,7 @@ class TileAttention : SplitMerger<S> {
     const int64_t first = t_.first_seen(r) - start, end = t_.last_seen(r) + 1 - start;
     const F none = S::set(kNegInf);
     if (t_.softcap > 0.0f) cap_scores(s, g);
-    if (t_.bias != nullptr) bias_scores(s, r, g, start);
+    if (t_.biased()) bias_scores(s, r, g, start);
     F max = none;
     for (int i = g.from; i < g.to_block(); i += kLanes) {
       F v = S::load(s + i);
@@ -139,7 +139,7 @@ class TileAttention : SplitMerger<S> {
       max = S::max(max, v);
     }
     const float m = S::reduce_max(max);
-    const float scale = t_.softcap > 0.0f || t_.bias != nullptr ? 1.0f : t_.scale;
+    const float scale = t_.softcap > 0.0f || t_.biased() ? 1.0f : t_.scale;
     const F to_power = S::set(scale * 1.44269504f);
     const F base = S::set(m == kNegInf ? 0.0f : m * (scale * 1.44269504f));
     F sum = S::zero();
@@ -162,9 +162,15 @@ class TileAttention : SplitMerger<S> {
   // Scales the scores of row r and adds the bias of each distance.
   void bias_scores(float* s, int r, const Group& g, int64_t start) {
     const int64_t row = t_.first_row + r, reach = t_.bias_reach;
-    const float* const bias = t_.bias + row % t_.group * (2 * reach + 1) + reach;
     const int64_t position = t_.first_position + row / t_.group;
     const float scale = t_.softcap > 0.0f ? 1.0f : t_.scale;
+    if (t_.slopes != nullptr) {
+      const float slope = t_.slopes[row % t_.group];
+      for (int i = g.from; i < g.to_block(); ++i)
+        s[i] = s[i] * scale + slope * static_cast<float>(start + i - position);
+      return;
+    }
+    const float* const bias = t_.bias + row % t_.group * (2 * reach + 1) + reach;
     for (int i = g.from; i < g.to_block(); ++i) {
       const int64_t distance = start + i - position;
       s[i] = s[i] * scale + bias[distance < -reach ? -reach : distance > reach ? reach : distance];

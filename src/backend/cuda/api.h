@@ -24,7 +24,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 25;
+inline constexpr int kApiVersion = 26;
 inline constexpr int kTokenTile = 8;   // rows of an activation tile
 inline constexpr int kPadCols = 64;    // activations are padded to a multiple of this many columns
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -37,6 +37,7 @@ inline constexpr int kMaxProducts = 16;
 inline constexpr int kMaxExperts = 512;
 inline constexpr int kMaxTopK = 32;
 inline constexpr int kMaxRouterTokens = 512;
+inline constexpr int kMostSelectiveStates = 64;  // states of a channel in selective_scan()
 
 // clang-format off
 enum class Code : int32_t {
@@ -129,8 +130,11 @@ struct GluArgs {
 // values in the same layout. In one-byte types a head's values follow its keys, so that one copy
 // fetches both. INT8 codes are stored plus 128; behind a head's codes come its F16 scales, one per
 // 32 features: of keys (and of values that are keys) [slot][32 features], of values [32
-// features][slot].
-enum class CacheType : int32_t { kF16, kE4M3, kBF16, kInt8 };
+// features][slot]. INT4 codes are stored plus 8; heads are padded to whole groups of 32
+// features, which are the 16-byte groups, in the order that
+// attention.cuh gives quads. Their scales lie as those of INT8. kK8V4: keys in INT8, values in
+// INT4.
+enum class CacheType : int32_t { kF16, kE4M3, kBF16, kInt8, kInt4, kK8V4 };
 struct CacheArgs {
   uint8_t* data;  // every number is finite, even where nothing was stored yet
   int64_t block_bytes;
@@ -183,6 +187,52 @@ struct AttentionArgs {
   // nullptr, or (host) what heads() would do first, with the parts q, keys and values. The rows of
   // these parts may stay unwritten.
   const HeadsArgs* before;
+  // nullptr, or [tokens][2]: the keys [first, end) of its sequence that each query attends to, in
+  // place of itself and those before it. Neither end falls from one query of a sequence to the
+  // next.
+  const int32_t* ranges;
+  // nullptr, or [heads][2 bias_reach + 1]: what the score of a key gets by its distance from the
+  // query, which is clamped (ops::AttentionParams). Queries are the last tokens of their context.
+  const float* distance_bias;
+  int32_t bias_reach;
+};
+
+// Where an operation finds the states of the batch's sequences, see ops/state.h. All arrays but the
+// states are as long as the batch says.
+struct StateArgs {
+  uint8_t* data;  // the first slot's part
+  int64_t slot_bytes;
+  const int32_t *query_start, *context_len;
+  const int32_t* slots;  // sequence s has slot slots[s * slot_stride]
+  int64_t slot_stride;
+  const int32_t* saves;  // nullptr, or [tokens]
+  int32_t sequences, tokens;
+};
+
+// The operations of ops/state.h.
+struct CausalConvArgs {
+  Rows x, out;
+  const float *weight, *bias;
+  int32_t taps, silu;
+  StateArgs state;
+};
+struct SelectiveScanArgs {
+  Rows x, dt, out, b, c;
+  const float *dt_bias, *a, *d;
+  StateArgs state;
+};
+struct LinearScanArgs {
+  Rows x, out, b, c, dt;
+  const float *dt_bias, *a, *d;
+  float dt_min, dt_max;
+  int32_t heads, head_dim, groups, n;
+  StateArgs state;
+};
+struct DeltaScanArgs {
+  Rows q, k, v, out, b, alpha;
+  const float *a, *dt_bias;
+  int32_t key_heads, value_heads, key_dim, value_dim;
+  StateArgs state;
 };
 
 struct RoutingArgs {
@@ -336,11 +386,22 @@ struct GemmApi {
 };
 
 struct AttentionApi {
+  // gain, interval: of ops::PositionScale.
   int (*rope_table)(Context*, float* cos_sin, const int32_t* positions, const float* inv_freq,
-                    int64_t tokens, int64_t half, float scale);
+                    int64_t tokens, int64_t half, float scale, float gain, float interval);
   int (*heads)(Context*, const HeadsArgs* args);
   int64_t (*partial_bytes)(Context*, int sequences, int heads, int value_dim, int64_t context);
   int (*attention)(Context*, const AttentionArgs* args);
+  // The Hadamard transform of each head's `dim` features (ops/kv_type.h); out may be x.
+  int (*rotate_heads)(Context*, const Rows* out, const Rows* x, int heads, int dim);
+};
+
+struct StateApi {
+  int (*causal_conv)(Context*, const CausalConvArgs* args);
+  int (*selective_scan)(Context*, const SelectiveScanArgs* args);
+  int (*linear_scan)(Context*, const LinearScanArgs* args);
+  // q and k are normalised in place.
+  int (*delta_scan)(Context*, const DeltaScanArgs* args);
 };
 
 struct MoeApi {
@@ -381,6 +442,8 @@ struct RowApi {
   int (*softcap)(Context*, const Rows* x, float cap);
   int (*gather)(Context*, const Rows* out, const Rows* x, const int32_t* rows);
   int (*sigmoid_gate)(Context*, const Rows* x, const Rows* gate);
+  int (*sigmoid_product)(Context*, const Rows* x, const Rows* gate);
+  int (*xielu)(Context*, const Rows* x, float positive, float negative, float beta, float eps);
 };
 
 struct SamplingApi {
@@ -419,6 +482,7 @@ struct Api {
   MoeApi moe;
   RowApi rows;
   SamplingApi sampling;
+  StateApi states;
 };
 
 using ApiFunction = const Api* (*)();

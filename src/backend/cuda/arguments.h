@@ -93,6 +93,8 @@ inline GluArgs args_of(const ops::Glu& g) {
 inline CacheType type_of(ops::KvType type) {
   if (type == ops::KvType::kFP8) return CacheType::kE4M3;
   if (type == ops::KvType::kInt8) return CacheType::kInt8;
+  if (type == ops::KvType::kInt4) return CacheType::kInt4;
+  if (type == ops::KvType::kK8V4) return CacheType::kK8V4;
   return type == ops::KvType::kBF16 ? CacheType::kBF16 : CacheType::kF16;
 }
 

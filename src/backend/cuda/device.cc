@@ -486,13 +486,14 @@ WeightView CudaDevice::product_view(const ops::Weight& w) const {
 }
 
 Status CudaDevice::supports(const ops::KvShape& s) const {
-  if (s.type == ops::KvType::kF32 || ops::has_int4(s.type)) {
+  if (s.type == ops::KvType::kF32) {
     return unsupported(
-        "keys and values of type {} on {}: it keeps f16, bf16, fp8 and int8, use "
+        "keys and values of type {} on {}: it keeps f16, bf16, fp8, int8, int4 and k8v4, use "
         "--kv-cache-dtype auto or --device cpu",
         ops::name_of(s.type), name_);
   }
-  const int unit = s.type == ops::KvType::kFP8 || s.type == ops::KvType::kInt8 ? 16 : 8;
+  const auto keys = ops::info(s.type).key.code;
+  const int unit = keys == ops::KvCode::kE4M3 || keys == ops::KvCode::kInt8 ? 16 : 8;
   if (s.key_dim % unit != 0 || s.value_dim % unit != 0 || s.key_dim > kMostKeyDim) {
     return unsupported("attention heads of {} and {} features in {} on {}: use {}", s.key_dim,
                        s.value_dim, ops::name_of(s.type), name_,

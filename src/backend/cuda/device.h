@@ -51,6 +51,7 @@ class CudaDevice final : public ops::Device {
                       int64_t cols, ops::Use use) override;
   Status supports(const ops::KvShape& shape) const override;
   Status supports(const ops::Routing& routing) const override;
+  int most_selective_states() const override { return kMostSelectiveStates; }
 
   void embed(const Matrix& out, const ops::Weight& table, std::span<const int32_t> ids, float scale,
              int32_t offset) override;
@@ -61,7 +62,8 @@ class CudaDevice final : public ops::Device {
   void norm_heads(const Matrix& x, int heads, int head_dim, const ops::Norm& norm,
                   bool weight_per_head) override;
   void rope_table(float* cos_sin, std::span<const int32_t> positions,
-                  std::span<const float> inv_freq, float scale) override;
+                  std::span<const float> inv_freq, float scale,
+                  const ops::PositionScale& growth) override;
   void rope(const Matrix& x, int heads, int head_dim, int offset, int rotary_dim, bool interleaved,
             const float* cos_sin) override;
   void store_kv(const ops::KvView& cache, const Matrix& k, const Matrix& v,
@@ -75,6 +77,12 @@ class CudaDevice final : public ops::Device {
   void softcap(const Matrix& x, float cap) override;
   void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) override;
   void sigmoid_gate(const Matrix& x, const Matrix& gate) override;
+  void sigmoid_product(const Matrix& x, const Matrix& gate) override;
+  void xielu(const Matrix& x, const ops::Xielu& xielu) override;
+  void causal_conv(const ops::CausalConv& conv) override;
+  void selective_scan(const ops::SelectiveScan& scan) override;
+  void linear_scan(const ops::LinearScan& scan) override;
+  void delta_scan(const ops::DeltaScan& scan) override;
   void argmax(const Matrix& x, int32_t* ids) override;
   bool samples(int64_t vocab) const override { return api_.sampling.samples(ctx_, vocab) != 0; }
   void sample(const Matrix& logits, std::span<const int32_t> words, std::span<const int32_t> tokens,
@@ -174,6 +182,7 @@ class CudaDevice final : public ops::Device {
     return host_stage_.data() + static_cast<size_t>(stage_turn_) * host_stage_.size() / 2;
   }
   BatchArgs batch_args(const ops::AttentionBatch& batch, int64_t tokens);
+  StateArgs state_args(const ops::StateRef& state, int64_t tokens);
   const uint8_t* const* table_of(std::span<const ops::Weight> weights);
   ProductArgs product_args(const Matrix& x, const ops::Product& product, Forms& forms);
   void run_products(const Matrix& x, std::span<const ops::Product> products, Forms& forms);
@@ -184,6 +193,8 @@ class CudaDevice final : public ops::Device {
   void run_attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
                      const ops::AttentionBatch& batch, const ops::AttentionParams& params,
                      const HeadsArgs* before, const ops::Weight* reader, bool keep, Forms& forms);
+  // q as a cache that stores keys rotated needs it; itself for other caches. in_place: q is room.
+  Matrix queries_for(const ops::KvView& cache, const Matrix& q, bool in_place);
   int pack_rows(ThreadPool& pool, std::span<const uint8_t* const> rows, size_t row_bytes, int slot,
                 FunctionRef<int(const uint8_t* raw)> pack);
   Packing packing_of(quant::Format format, int64_t rows, int64_t cols, ops::Use use) const;

@@ -84,6 +84,17 @@ bool CudaDevice::heads(const ops::Heads& h) {
   return true;
 }
 
+Matrix CudaDevice::queries_for(const ops::KvView& cache, const Matrix& q, bool in_place) {
+  const ops::KvShape& s = cache.shape;
+  if (!ops::info(s.type).key.rotated) return q;
+  Matrix to = q;
+  if (!in_place) to = {scratch_array<float>(q.rows * q.cols), q.rows, q.cols, q.cols};
+  const Rows from = rows_of(q), rotated = rows_of(to);
+  const int heads = static_cast<int>(q.cols / s.key_dim);
+  check(api_.attention.rotate_heads(ctx_, &rotated, &from, heads, s.key_dim), "rotate_heads");
+  return to;
+}
+
 // before: nullptr, or the heads that the same kernel processes. reader: nullptr, or the weight of
 // the GEMM that reads the result; keep: others read it, too.
 void CudaDevice::run_attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
@@ -105,6 +116,9 @@ void CudaDevice::run_attention(const Matrix& out, const Matrix& q, const ops::Kv
   a.window = params.window;
   // Uses the table's capacity, not the batch's lengths, so that recorded steps stay valid.
   a.max_context = static_cast<int32_t>(batch.table_stride * ops::kBlockTokens);
+  if (!batch.ranges.empty()) a.ranges = ints(ops::numbers_of(batch.ranges));
+  a.distance_bias = params.distance_bias;
+  a.bias_reach = params.bias_reach;
   for (int s = 0; s < batch.sequences(); ++s) {
     const auto i = static_cast<size_t>(s);
     const int32_t queries = batch.query_start[i + 1] - batch.query_start[i];
@@ -116,23 +130,30 @@ void CudaDevice::run_attention(const Matrix& out, const Matrix& q, const ops::Kv
   const bool split = a.single > 0 && partial <= scratch_.size() / 4;
   if (split) a.partial = reinterpret_cast<float*>(scratch(partial));
   const bool all_single = split && a.single == batch.sequences();
+  const bool rotated = ops::info(cache.shape.type).value.rotated;
+  if (rotated) reader = nullptr;  // the result is not complete before it is rotated back
   if (reader != nullptr && (all_single || !keep)) {
     const Output to = output_for(out, {&reader, 1}, keep, false, forms);
     a.act = to.act;
     a.only_act = to.rows.data == nullptr;
   }
   check(api_.attention.attention(ctx_, &a), "attention");
+  if (!rotated) return;
+  const Rows result = rows_of(out);
+  check(api_.attention.rotate_heads(ctx_, &result, &result, params.heads, cache.shape.value_dim),
+        "rotate_heads");
 }
 
 bool CudaDevice::attend(const ops::Attend& a) {
   const ops::Heads& h = a.heads;
   if (norms_follow(h)) return false;
   const HeadsArgs args = heads_args(h);
-  const bool together = args.count == 3;  // queries, keys and values
+  // Queries, keys and values, unless queries are rotated once more behind this.
+  const bool together = args.count == 3 && !ops::info(h.cache.shape.type).key.rotated;
   if (args.count > 0 && !together) check(api_.attention.heads(ctx_, &args), "heads");
   Forms forms;
-  run_attention(a.out, h.q.x, h.cache, h.batch, a.params, together ? &args : nullptr, a.o.weight,
-                a.o.weight == nullptr, forms);
+  run_attention(a.out, queries_for(h.cache, h.q.x, true), h.cache, h.batch, a.params,
+                together ? &args : nullptr, a.o.weight, a.o.weight == nullptr, forms);
   if (a.o.weight != nullptr) run_products(a.out, {&a.o, 1}, forms);
   return true;
 }

@@ -113,11 +113,12 @@ void CudaDevice::norm(const Matrix& out, const Matrix& x, const ops::Norm& norm)
 }
 
 void CudaDevice::rope_table(float* cos_sin, std::span<const int32_t> positions,
-                            std::span<const float> inv_freq, float scale) {
+                            std::span<const float> inv_freq, float scale,
+                            const ops::PositionScale& growth) {
   const auto tokens = static_cast<int64_t>(positions.size());
   const auto half = static_cast<int64_t>(inv_freq.size());
   check(api_.attention.rope_table(ctx_, cos_sin, ints(positions), inv_freq.data(), tokens, half,
-                                  scale),
+                                  scale, growth.gain, growth.interval),
         "rope_table");
 }
 
@@ -126,6 +127,18 @@ void CudaDevice::rope_table(float* cos_sin, std::span<const int32_t> positions,
 void CudaDevice::norm_heads(const Matrix& x, int heads, int head_dim, const ops::Norm& norm,
                             bool weight_per_head) {
   if (x.rows == 0) return;
+  constexpr int kLongestHead = 1024;  // of the kernel for heads, which keeps one in a warp's room
+  if (head_dim > kLongestHead) {
+    for (int h = 0; h < heads; ++h) {
+      const Matrix head = x.slice_cols(int64_t{h} * head_dim, head_dim);
+      const int64_t from = weight_per_head ? int64_t{h} * head_dim : 0;
+      ops::Norm own = norm;
+      if (own.weight != nullptr) own.weight += from;
+      if (own.bias != nullptr) own.bias += from;
+      this->norm(head, head, own);
+    }
+    return;
+  }
   ops::Heads all;
   all.q = {x, heads, head_dim, &norm, weight_per_head};
   this->heads(all);
@@ -161,7 +174,8 @@ void CudaDevice::store_kv(const ops::KvView& cache, const Matrix& k, const Matri
 void CudaDevice::attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
                            const ops::AttentionBatch& batch, const ops::AttentionParams& params) {
   Forms none;
-  run_attention(out, q, cache, batch, params, nullptr, nullptr, true, none);
+  run_attention(out, queries_for(cache, q, false), cache, batch, params, nullptr, nullptr, true,
+                none);
 }
 
 void CudaDevice::glu(const Matrix& out, const Matrix& gate, const Matrix& up, const ops::Glu& glu) {
@@ -200,6 +214,16 @@ void CudaDevice::gather_rows(const Matrix& out, const Matrix& x, std::span<const
 void CudaDevice::sigmoid_gate(const Matrix& x, const Matrix& gate) {
   const Rows rows = rows_of(x), gates = rows_of(gate);
   check(api_.rows.sigmoid_gate(ctx_, &rows, &gates), "sigmoid_gate");
+}
+
+void CudaDevice::sigmoid_product(const Matrix& x, const Matrix& gate) {
+  const Rows rows = rows_of(x), gates = rows_of(gate);
+  check(api_.rows.sigmoid_product(ctx_, &rows, &gates), "sigmoid_product");
+}
+
+void CudaDevice::xielu(const Matrix& x, const ops::Xielu& p) {
+  const Rows rows = rows_of(x);
+  check(api_.rows.xielu(ctx_, &rows, p.positive, p.negative, p.beta, p.eps), "xielu");
 }
 
 void CudaDevice::argmax(const Matrix& x, int32_t* ids) {

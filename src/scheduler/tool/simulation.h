@@ -31,11 +31,14 @@ struct Client {
   uint64_t arrival_step = 0;
   std::map<SequenceId, uint64_t> stream;  // which sample a sequence is
   bool split = false;                     // samples were forked
+  std::vector<PictureSpan> pictures;      // a name is a content
 };
 
 class Simulation {
  public:
-  explicit Simulation(uint64_t seed) : seed_(seed), random_(seed), states_(seed % 3 == 0) {}
+  explicit Simulation(uint64_t seed) : seed_(seed), random_(seed), states_(seed % 3 == 0) {
+    if (seed % 5 == 1) pictures_.emplace(seed ^ 0x91C7);
+  }
   SimulationReport run();
 
  private:
@@ -46,6 +49,8 @@ class Simulation {
   void end_store();
   void evict(const Eviction& e);
   void arrive();
+  void add_pictures(NewRequest& request);
+  std::vector<int32_t> what_is_read(const Sequence& s) const;
   void meddle();
   void rob();
   bool step();
@@ -71,7 +76,8 @@ class Simulation {
 
   const uint64_t seed_;
   Random random_;
-  const bool states_;  // the model has a group of states
+  std::optional<Random> pictures_;  // of their own, so that the other choices of a seed stay
+  const bool states_;               // the model has a group of states
   SimulationReport report_;
   BlockCache::Options cache_options_;
   SchedulerOptions options_;

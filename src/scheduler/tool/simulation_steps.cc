@@ -6,10 +6,18 @@ namespace freshet::scheduler {
 
 // ---- the model -------------------------------------------------------------------------------
 
+// The tokens of a sequence, with the contents of its pictures in place of ids.
+std::vector<int32_t> Simulation::what_is_read(const Sequence& s) const {
+  std::vector<int32_t> tokens = s.tokens;
+  for (const PictureSpan& p : clients_.at(s.request->id).pictures)
+    std::fill_n(tokens.begin() + p.first, p.count, 1000 - p.name);
+  return tokens;
+}
+
 int32_t Simulation::next_token(const Sequence& s, uint64_t stream,
                                std::span<const int32_t> more) const {
   uint64_t hash = 0;
-  for (const int32_t t : s.tokens) hash = extend(hash, t);
+  for (const int32_t t : what_is_read(s)) hash = extend(hash, t);
   for (const int32_t t : more) hash = extend(hash, t);
   return static_cast<int32_t>(mix(hash ^ (stream * 0x9E3779B9)) % kVocab);
 }
@@ -49,7 +57,7 @@ bool Simulation::check_state(const Sequence& s, const StepItem& item,
 // Writes the item's slots and verifies everything that its attention reads.
 bool Simulation::run_item(const StepItem& item) {
   const Sequence& s = scheduler_->sequence(item.sequence);
-  std::vector<int32_t> tokens = s.tokens;
+  std::vector<int32_t> tokens = what_is_read(s);
   const auto known = static_cast<int32_t>(tokens.size());
   const std::vector<int32_t>& draft = s.draft_of(item);
   tokens.insert(tokens.end(), draft.begin(), draft.end());
@@ -102,10 +110,16 @@ bool Simulation::check_step(const Step& step) {
     if (s.state == State::kSuspended || step.items.empty()) continue;
     if (s.rank < *best) return fail(fmt::format("sequence {} was preempted by a worse one", id));
   }
+  for (const StepItem& item : step.items) {
+    const int32_t end = item.first + item.count;
+    for (const PictureSpan& p : scheduler_->sequence(item.sequence).pictures) {
+      if (p.both_ways && p.first < end && end < p.end()) return fail("a step cuts a picture");
+    }
+  }
   // Everything that attention reads now must be what was computed for these very tokens.
   for (const StepItem& item : step.items) {
     const Sequence& s = scheduler_->sequence(item.sequence);
-    std::vector<int32_t> tokens = s.tokens;
+    std::vector<int32_t> tokens = what_is_read(s);
     const std::vector<int32_t>& draft = s.draft_of(item);
     tokens.insert(tokens.end(), draft.begin(), draft.end());
     std::vector<uint64_t> hashes;

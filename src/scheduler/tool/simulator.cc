@@ -76,6 +76,29 @@ void Simulation::add_store() {
   scheduler_->set_store(*store_, random.chance(30));
 }
 
+// All rows of all pictures have the same id: only their contents differ. They stand at few places,
+// so that prompts that part in a picture are frequent.
+void Simulation::add_pictures(NewRequest& request) {
+  const auto prompt = static_cast<int32_t>(request.prompt.size());
+  const int32_t chunk = options_.max_chunk > 0
+                            ? std::min(options_.max_chunk, options_.max_num_batched_tokens)
+                            : options_.max_num_batched_tokens;
+  const bool both_ways = seed_ % 10 == 1;
+  int32_t longest = 40;
+  if (both_ways) longest = std::min({longest, chunk, options_.max_logit_rows});
+  for (int32_t at = pictures_->in(0, 2) * 5; at < prompt; at += pictures_->in(0, 3) * 5) {
+    PictureSpan p;
+    p.first = at;
+    p.count = std::min({pictures_->one_of({1, 3, 20, 40}), longest, prompt - at});
+    p.name = kFirstPictureName - pictures_->in(0, 2);
+    p.hash.fill(p.name);
+    p.both_ways = both_ways;
+    std::fill_n(request.prompt.begin() + p.first, p.count, 0);
+    request.pictures.push_back(p);
+    at = p.end();
+  }
+}
+
 void Simulation::evict(const Eviction& e) {
   for (size_t g = 0; g < e.before.size(); ++g) {
     if (e.before[g].empty()) continue;
@@ -116,12 +139,15 @@ void Simulation::arrive() {
   if (random_.chance(10)) request.logits_from = random_.in(0, prompt - 1);
   if (random_.chance(20)) request.pin_tokens = random_.in(0, shared);
   if (random_.chance(5)) request.compute_all = true;
+  if (pictures_ && pictures_->chance(70)) add_pictures(request);
+  client.pictures = request.pictures;
   client.prompt = request.prompt;
   client.max_tokens = request.max_tokens;
   client.samples = request.samples;
   client.beams = request.samples > 1 && random_.chance(40);
   client.drafts = !client.beams && random_.chance(30);
-  if (!client.drafts) request.eviction = random_eviction(random_, *cache_);
+  if (!client.drafts && client.pictures.empty())
+    request.eviction = random_eviction(random_, *cache_);
   client.arrival_step = static_cast<uint64_t>(report_.steps);
   const RequestId id = request.id;
   const auto sequence = scheduler_->submit(std::move(request), now_);
@@ -195,6 +221,7 @@ bool Simulation::end_sequence(SequenceId id, const Client& client) {
   if (!client.beams) {  // the result must be what the model says, whatever happened on the way
     uint64_t hash = 0;
     const uint64_t stream = client.stream.at(id);
+    const std::vector<int32_t> read = what_is_read(s);
     for (int32_t p = 0; p < s.size(); ++p) {
       const int32_t token = s.tokens[static_cast<size_t>(p)];
       if (p < s.prompt_tokens
@@ -202,7 +229,7 @@ bool Simulation::end_sequence(SequenceId id, const Client& client) {
               : token != static_cast<int32_t>(mix(hash ^ (stream * 0x9E3779B9)) % kVocab)) {
         return fail(fmt::format("sequence {} has a wrong token at {}", id, p));
       }
-      hash = extend(hash, token);
+      hash = extend(hash, read[static_cast<size_t>(p)]);
     }
   }
   report_.digest = mix(report_.digest ^ id ^ (static_cast<uint64_t>(s.size()) << 32));

@@ -6,6 +6,17 @@ import { TokenTrack } from './tokens.js';
 const TOP_LOGPROBS = 5;
 const PLAIN_TOKENS = 256; // of a text that is continued; the API's own default is 16
 
+// What the API gets of a message: a text, or parts where there are pictures.
+function contentOf(node) {
+  if (node.role !== 'user') return splitThought(node).answer;
+  const spoken = spokenText(node);
+  const pictures = node.files.filter((file) => file.picture);
+  if (pictures.length === 0) return spoken;
+  const parts = pictures.map(({ picture }) => ({ type: 'image_url', image_url: { url: picture } }));
+  if (spoken !== '') parts.push({ type: 'text', text: spoken });
+  return parts;
+}
+
 // `before`: the messages so far; `node`: the answer, with text if it is to be continued.
 // `options`: {mode: 'chat' | 'plain', model, system, fields, logprobs}
 export function requestFor(before, node, { mode, model, system, fields, logprobs }) {
@@ -22,8 +33,7 @@ export function requestFor(before, node, { mode, model, system, fields, logprobs
     request.logprobs = true;
     request.top_logprobs = TOP_LOGPROBS;
   }
-  const textOf = (n) => (n.role === 'user' ? spokenText(n) : splitThought(n).answer);
-  request.messages = before.map((n) => ({ role: n.role, content: textOf(n) })).filter((m) => m.content !== '');
+  request.messages = before.map((n) => ({ role: n.role, content: contentOf(n) })).filter((m) => m.content.length > 0);
   if (system !== '') request.messages.unshift({ role: 'system', content: system });
   if (node.content !== '') {
     const last = { role: 'assistant', content: node.content };

@@ -106,6 +106,14 @@ function setMode(mode) {
   });
 }
 
+function takePictures(on) {
+  attachments.takesPictures = on;
+  const label = on ? 'Add pictures or text files' : 'Add text files';
+  $('attach').setAttribute('aria-label', label);
+  $('attach').title = label;
+  document.querySelector('.drop-note').textContent = on ? 'Drop pictures or text files here' : 'Drop text files here';
+}
+
 function wantKey() {
   $('key-field').classList.add('wanted');
   $('key-field').hidden = false;
@@ -144,6 +152,7 @@ async function connect() {
     const props = await api.json('/props');
     setMode(props.chat_template ? 'chat' : 'plain');
     settings.setDefaults(props.chat_sampling ?? {});
+    takePictures(props.modalities?.vision === true);
   } catch {
     setMode('chat'); // the first answer will tell
   }

@@ -6,6 +6,7 @@
 // continuation of a text.
 
 import { newId } from './dom.js';
+import { isPicture } from './files.js';
 
 const ID = /^[\w-]{1,64}$/;
 const FINISHES = ['stop', 'length', 'stopped', 'interrupted', 'tool_calls', 'abort'];
@@ -118,8 +119,8 @@ export class Conversation {
         id: n.id, parent: n.parent, role: n.role, content: n.content, thought: text(n.thought, Infinity),
         plain: n.plain === true, model: text(n.model, 200), stats: text(n.stats, 300), created: time(n.created),
         finish: FINISHES.includes(n.finish) ? n.finish : '', tokens: Number.isFinite(n.tokens) ? n.tokens : 0,
-        files: (Array.isArray(n.files) ? n.files : []).filter((f) => typeof f?.text === 'string')
-          .map((f) => ({ name: text(f.name, 200), text: f.text })),
+        files: (Array.isArray(n.files) ? n.files : []).filter((f) => typeof f?.text === 'string' || isPicture(f?.picture))
+          .map((f) => ({ name: text(f.name, 200), ...(isPicture(f.picture) ? { picture: f.picture } : { text: f.text }) })),
       });
     }
     for (const pair of Array.isArray(record.chosen) ? record.chosen : []) {
@@ -152,9 +153,9 @@ export function merged(older, newer) {
   return { ...newer, nodes, ...name };
 }
 
-// The text of a question with its files, as the model gets it.
+// The text of a question with its text files, as the model gets it.
 export function spokenText(node) {
-  const parts = node.files.map(({ name, text: content }) => {
+  const parts = node.files.filter((file) => !file.picture).map(({ name, text: content }) => {
     const longest = Math.max(2, ...(content.match(/`+/g) ?? []).map((run) => run.length));
     const fence = '`'.repeat(longest + 1);
     return `File ${name}:\n${fence}\n${content}${content.endsWith('\n') ? '' : '\n'}${fence}`;

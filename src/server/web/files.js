@@ -1,8 +1,13 @@
-// Text files that go with a question: dropped on the page, pasted or chosen.
+// Text files and pictures that go with a question: dropped on the page, pasted or chosen.
+//
+// A file is {name, text} or {name, picture}; `picture` is a data: URL.
 
 import { $, element, icon, iconButton, toast } from './dom.js';
 
 const MAX_BYTES = 1 << 20;
+const MAX_PICTURE_BYTES = 20 << 20; // as the server has it
+const PICTURES = ['image/png', 'image/jpeg', 'image/webp'];
+const PICTURE = /^data:image\/(?:png|jpeg|webp);base64,[A-Za-z0-9+/=]+$/;
 
 export const sizeText = (length) => (length < 1000 ? `${length} B` : `${(length / 1000).toFixed(length < 10_000 ? 1 : 0)} kB`);
 
@@ -18,13 +23,37 @@ async function readText(file) {
   }
 }
 
+async function readPicture(file) {
+  if (file.size > MAX_PICTURE_BYTES) throw new Error(`${file.name} is larger than 20 MiB`);
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error(`${file.name} cannot be read`));
+    reader.readAsDataURL(file);
+  });
+}
+
+export const isPicture = (value) => typeof value === 'string' && PICTURE.test(value);
+
+function pictureChip(file) {
+  const chip = element('span', 'chip picture');
+  const image = element('img');
+  image.src = file.picture;
+  image.alt = file.name;
+  image.title = file.name;
+  chip.append(image);
+  return chip;
+}
+
 export function fileChip(file) {
+  if (file.picture) return pictureChip(file);
   const chip = element('span', 'chip');
   chip.append(icon('file'), element('span', 'name', file.name), element('span', 'size', sizeText(file.text.length)));
   return chip;
 }
 
 export class Attachments {
+  takesPictures = false;
   #files = [];
   #changed;
 
@@ -66,12 +95,18 @@ export class Attachments {
   async add(files) {
     for (const file of files) {
       try {
-        this.#files.push({ name: file.name, text: await readText(file) });
+        this.#files.push(await this.#read(file));
       } catch (error) {
         toast(error.message);
       }
     }
     this.#show();
+  }
+
+  async #read(file) {
+    if (!PICTURES.includes(file.type)) return { name: file.name, text: await readText(file) };
+    if (!this.takesPictures) throw new Error('This model reads text only: it takes no pictures');
+    return { name: file.name, picture: await readPicture(file) };
   }
 
   // -> the files, which are gone then

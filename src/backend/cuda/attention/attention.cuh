@@ -73,36 +73,50 @@ __device__ __forceinline__ void mma_numbers(float (&d)[4], const uint4& a, uint3
 // and wgmma read them from shared memory in the layout of a bulk copy. Every number in a block is
 // finite, even where nothing was stored yet.
 __host__ __device__ constexpr bool in_bytes(CacheType type) {
-  return type == CacheType::kE4M3 || type == CacheType::kInt8;
+  return type != CacheType::kF16 && type != CacheType::kBF16;
+}
+// How keys, or values, are stored.
+__host__ __device__ constexpr CacheType part_of(CacheType type, bool keys) {
+  if (type != CacheType::kK8V4) return type;
+  return keys ? CacheType::kInt8 : CacheType::kInt4;
+}
+__host__ __device__ constexpr bool has_scales(CacheType part) {
+  return part == CacheType::kInt8 || part == CacheType::kInt4;
 }
 __host__ __device__ constexpr int scales_of(int dim) {
   return (dim + 31) / 32;
 }
-// Bytes of a head's keys or values in a block: its numbers, and including its scales.
+// Bytes of a head's keys or values in a block: its numbers, and including its scales. From here on
+// types are those of a part.
 __host__ __device__ constexpr int numbers_bytes(CacheType type, int dim) {
+  if (type == CacheType::kInt4) return kBlockTokens * scales_of(dim) * 16;
   return kBlockTokens * dim * (in_bytes(type) ? 1 : 2);
 }
 __host__ __device__ constexpr int head_bytes(CacheType type, int dim) {
-  return numbers_bytes(type, dim) +
-         (type == CacheType::kInt8 ? kBlockTokens * scales_of(dim) * 2 : 0);
+  return numbers_bytes(type, dim) + (has_scales(type) ? kBlockTokens * scales_of(dim) * 2 : 0);
 }
 __device__ __forceinline__ uint8_t* keys_at(const CacheArgs& c, int64_t block, int head) {
   const bool both = in_bytes(c.type) && c.shared == 0;  // values follow the keys
-  const int bytes = head_bytes(c.type, c.key_dim) + (both ? head_bytes(c.type, c.value_dim) : 0);
+  const int bytes = head_bytes(part_of(c.type, true), c.key_dim) +
+                    (both ? head_bytes(part_of(c.type, false), c.value_dim) : 0);
   return c.data + block * c.block_bytes + static_cast<int64_t>(head) * bytes;
 }
 __device__ __forceinline__ uint8_t* values_at(const CacheArgs& c, int64_t block, int head) {
   if (c.shared != 0) return keys_at(c, block, head);
-  if (in_bytes(c.type)) return keys_at(c, block, head) + head_bytes(c.type, c.key_dim);
+  if (in_bytes(c.type)) {
+    return keys_at(c, block, head) + head_bytes(part_of(c.type, true), c.key_dim);
+  }
   return keys_at(c, block, c.kv_heads) +
          static_cast<int64_t>(head) * head_bytes(c.type, c.value_dim);
 }
 // The byte offset of a number, for heads of `dim` features: the part of its slot, and that of its
 // feature.
 __device__ __forceinline__ int slot_at(CacheType type, int slot, int dim) {
+  if (type == CacheType::kInt4) return slot / 8 * 8 * scales_of(dim) * 16 + slot % 8 * 16;
   return slot / 8 * 8 * dim * (in_bytes(type) ? 1 : 2) + slot % 8 * 16;
 }
 __device__ __forceinline__ int feature_at(CacheType type, int f) {
+  if (type == CacheType::kInt4) return f / 32 * 128 + f % 16 / 4 * 4;  // of its quad
   return in_bytes(type) ? f / 16 * 128 + f % 16 : f / 8 * 128 + f % 8 * 2;
 }
 // INT8 codes of keys that are values, too, are supported by attention_sm80.cu only.
@@ -114,8 +128,8 @@ inline bool shares_codes(const CacheArgs& c) {
 struct ScalesAt {
   int first, apart;
 };
-__device__ __forceinline__ ScalesAt scales_at(int slot, int dim, bool by_slot) {
-  const int all = kBlockTokens * dim;
+__device__ __forceinline__ ScalesAt scales_at(CacheType type, int slot, int dim, bool by_slot) {
+  const int all = numbers_bytes(type, dim);
   return by_slot ? ScalesAt{all + slot * scales_of(dim) * 2, 2}
                  : ScalesAt{all + slot * 2, kBlockTokens * 2};
 }
@@ -161,6 +175,40 @@ __device__ __forceinline__ void int8_to_half(uint4* first, uint4* second, const 
                       scaled_codes<kLowCodes>(v.y, s), scaled_codes<kHighCodes>(v.y, s));
   *second = make_uint4(scaled_codes<kLowCodes>(v.z, s), scaled_codes<kHighCodes>(v.z, s),
                        scaled_codes<kLowCodes>(v.w, s), scaled_codes<kHighCodes>(v.w, s));
+}
+
+// A quad is a word of eight INT4 codes, whose four pairs are the same four bits of its halves. Of
+// 32 features it has four adjacent ones of the first 16 and the same four of the others: quad t has
+// 4 t to 4 t + 3 and 16 + 4 t to 16 + 4 t + 3, two in each pair. Pair kPair times scales, in F16.
+template <int kPair>
+__device__ __forceinline__ uint32_t scaled_pair(uint32_t quad, __half2 scales) {
+  // 2048 + 2 code, or 2048 + 32 code; both steps to the code minus 8 are exact. (Compilers would
+  // make a plain addition of an fma by 1, which is half as fast.)
+  const uint32_t bits =
+      ((kPair < 2 ? quad : quad >> 8) & (kPair % 2 == 0 ? 0x000f000f : 0x00f000f0)) | 0x68006800;
+  const auto& raised = reinterpret_cast<const __half2&>(bits);
+  const __half2 plain = __hfma2(raised, __float2half2_rn(kPair % 2 == 0 ? 0.5f : 0.03125f),
+                                __float2half2_rn(kPair % 2 == 0 ? -1032.0f : -72.0f));
+  const __half2 scaled = __hmul2_rn(plain, scales);
+  return reinterpret_cast<const uint32_t&>(scaled);
+}
+// Where a feature's code is in its quad (feature_at()).
+__device__ __forceinline__ int bits_of_quad(int f) {
+  return f % 2 * 16 + (f / 16 * 2 + f % 4 / 2) * 4;
+}
+// 32 codes of a slot times their scale, in order.
+__device__ __forceinline__ void int4_to_half(uint4* to, const uint4& v, __half scale) {
+  const __half2 s = __half2half2(scale);
+  const auto first = [&](uint32_t a, uint32_t b) {
+    return make_uint4(scaled_pair<0>(a, s), scaled_pair<1>(a, s), scaled_pair<0>(b, s),
+                      scaled_pair<1>(b, s));
+  };
+  const auto second = [&](uint32_t a, uint32_t b) {
+    return make_uint4(scaled_pair<2>(a, s), scaled_pair<3>(a, s), scaled_pair<2>(b, s),
+                      scaled_pair<3>(b, s));
+  };
+  to[0] = first(v.x, v.y), to[1] = first(v.z, v.w);
+  to[2] = second(v.x, v.y), to[3] = second(v.z, v.w);
 }
 
 __device__ __forceinline__ float power_of_two(float v) {
@@ -531,6 +579,9 @@ __device__ __forceinline__ Tile find_tile(const BatchArgs& b, int group, int row
   }
   return {-1, 0, 0, 0, 0, 0};
 }
+
+// rotated_heads.cu: stores parts that are complete in four bits.
+int store_rotated(const Context& ctx, const HeadsArgs& args);
 
 // The kernel that runs these arguments: attention_rows.h.
 AttentionKernel attention_kernel_of(const Context& ctx, const AttentionArgs& a);

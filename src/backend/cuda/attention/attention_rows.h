@@ -18,6 +18,7 @@ struct AttentionProblem {
   bool partial = false;        // there is scratch for KV splits
   int window = 0;
   int64_t max_context = 0;
+  bool ranged = false;          // queries have ranges of keys, or scores get a bias by distance
   bool decode_aligned = true;   // q in multiples of four, rows of the result in pairs
   bool prefill_aligned = true;  // both in multiples of four, the result 16-byte aligned
 };
@@ -29,7 +30,7 @@ constexpr uint64_t bit(CacheType type) {
 }
 // Whether the cache holds codes of a byte.
 inline bool stores_bytes(const AttentionProblem& p) {
-  return ((bit(CacheType::kE4M3) | bit(CacheType::kInt8)) >> p.format & 1) != 0;
+  return ((bit(CacheType::kF16) | bit(CacheType::kBF16)) >> p.format & 1) == 0;
 }
 inline bool shares_codes(const AttentionProblem& p) {
   return stores_bytes(p) && p.shared_values;

@@ -24,6 +24,19 @@ __device__ __forceinline__ Tile single_tile(const BatchArgs& b, int group, int r
           sequence};
 }
 
+// The first and the last key that a query attends to.
+struct Seen {
+  int first, last;
+};
+__device__ __forceinline__ Seen seen_by(const AttentionArgs& a, const Tile& tile, int query) {
+  if (a.ranges != nullptr) {
+    const int32_t* range = a.ranges + 2 * (tile.query_start + query);
+    return {range[0], range[1] - 1};
+  }
+  const int position = tile.context - tile.queries + query;
+  return {a.window > 0 ? max(0, position - a.window + 1) : 0, position};
+}
+
 // The ids of a chunk's blocks, one per lane. Looking them up for each vector would wait for memory
 // every time.
 __device__ __forceinline__ int chunk_ids(const AttentionArgs& a, int sequence, int chunk,
@@ -37,7 +50,12 @@ __device__ __forceinline__ int chunk_ids(const AttentionArgs& a, int sequence, i
 template <CacheType kType>
 __device__ __forceinline__ void put_features(__half* to, const uint8_t* from, const uint8_t* scale,
                                              bool valid) {
-  if constexpr (in_bytes(kType)) {
+  if constexpr (kType == CacheType::kInt4) {
+    uint4 v = {};
+    if (valid) v = *reinterpret_cast<const uint4*>(from);
+    int4_to_half(reinterpret_cast<uint4*>(to), v,
+                 valid ? *reinterpret_cast<const __half*>(scale) : __half{});
+  } else if constexpr (in_bytes(kType)) {
     uint4 v = {};
     if (valid) v = *reinterpret_cast<const uint4*>(from);
     auto* first = reinterpret_cast<uint4*>(to);
@@ -52,11 +70,12 @@ __device__ __forceinline__ void put_features(__half* to, const uint8_t* from, co
 }
 
 // Copies keys or values of a chunk to shared memory; zeros where they are masked for every row.
+// kType: that of this part.
 template <CacheType kType>
 __device__ __forceinline__ void load_chunk(__half* to, int pad, int features, int first,
                                            const AttentionArgs& a, int id, int head, int chunk,
                                            int low, int high, bool keys) {
-  constexpr int kFeatures = in_bytes(kType) ? 16 : 8;
+  constexpr int kFeatures = kType == CacheType::kInt4 ? 32 : in_bytes(kType) ? 16 : 8;
   const int vectors = (pad - 8) / kFeatures;
   const int threads = static_cast<int>(blockDim.x);
   const int dim = keys || a.cache.shared != 0 ? a.cache.key_dim : a.cache.value_dim;
@@ -65,7 +84,7 @@ __device__ __forceinline__ void load_chunk(__half* to, int pad, int features, in
   const bool seen = p >= low && p <= high && block >= 0;
   const int64_t real = seen ? block : 0;
   const uint8_t* from = keys ? keys_at(a.cache, real, head) : values_at(a.cache, real, head);
-  const ScalesAt scales = scales_at(p % kBlockTokens, dim, keys || a.cache.shared != 0);
+  const ScalesAt scales = scales_at(kType, p % kBlockTokens, dim, keys || a.cache.shared != 0);
   const uint8_t* scale = from + scales.first;
   from += slot_at(kType, p % kBlockTokens, dim);
   for (int v = static_cast<int>(threadIdx.x) / kChunk; v < vectors; v += threads / kChunk) {
@@ -73,6 +92,19 @@ __device__ __forceinline__ void load_chunk(__half* to, int pad, int features, in
     const int f = valid ? first + v * kFeatures : 0;
     put_features<kType>(to + key * pad + v * kFeatures, from + feature_at(kType, f),
                         scale + f / 32 * scales.apart, valid);
+  }
+}
+
+// The same for a cache of this type.
+template <CacheType kType>
+__device__ __forceinline__ void load_part(__half* to, int pad, int features, int first,
+                                          const AttentionArgs& a, int id, int head, int chunk,
+                                          int low, int high, bool keys) {
+  if (kType != CacheType::kK8V4 || keys) {
+    load_chunk<part_of(kType, true)>(to, pad, features, first, a, id, head, chunk, low, high, keys);
+  } else {
+    load_chunk<part_of(kType, false)>(to, pad, features, first, a, id, head, chunk, low, high,
+                                      false);
   }
 }
 
@@ -104,6 +136,27 @@ __device__ __forceinline__ void score_chunk(float (*score)[4], const AttentionAr
       const int p = chunk * kChunk + j * 8 + lane % 4 * 2 + i % 2;
       const bool seen = p >= limit[i / 2][0] && p <= limit[i / 2][1];
       score[j][i] = seen ? score_of(a, score[j][i]) : -INFINITY;
+    }
+  }
+}
+
+// Adds what scores get by the distance of their key. Scores are before the softmax scale.
+__device__ __forceinline__ void add_distance_bias(float (*score)[4], const AttentionArgs& a,
+                                                  const Tile& tile, int kv_head, int first_row,
+                                                  int chunk) {
+  const int lane = static_cast<int>(threadIdx.x % 32), group = a.heads / a.cache.kv_heads;
+  for (int r = 0; r < 2; ++r) {
+    const int row = tile.first_row + min(first_row + lane / 4 + r * 8, tile.rows - 1);
+    const int position = tile.context - tile.queries + row / group;
+    const int64_t head = kv_head * group + row % group;
+    const float* bias = a.distance_bias + head * (2 * a.bias_reach + 1) + a.bias_reach;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      for (int i = 0; i < 2; ++i) {
+        const int distance = chunk * kChunk + j * 8 + lane % 4 * 2 + i - position;
+        const float its = bias[max(-a.bias_reach, min(distance, a.bias_reach))];
+        score[j][r * 2 + i] = __fadd_rn(score[j][r * 2 + i], __fdiv_rn(its, a.scale));
+      }
     }
   }
 }
@@ -181,9 +234,8 @@ __global__ void __launch_bounds__(256)
   if (tile.sequence < 0) return;
   const int first_query = tile.first_row / group;
   const int last_query = (tile.first_row + tile.rows - 1) / group;
-  const int offset = tile.context - tile.queries;
-  const int high = offset + last_query;
-  const int low = a.window > 0 ? max(0, offset + first_query - a.window + 1) : 0;
+  const Seen first_seen = seen_by(a, tile, first_query), last_seen = seen_by(a, tile, last_query);
+  const int low = first_seen.first, high = last_seen.last;
   int first_chunk = low / kChunk, last_chunk = high / kChunk;
   const int piece = split != 0 ? static_cast<int>(blockIdx.z) / plan.slices : -1;
   if (piece >= 0) {
@@ -203,9 +255,10 @@ __global__ void __launch_bounds__(256)
     if (next_chunk <= last_chunk) {
       __half* to = buffers + (fetched++ % 2) * slot_size;
       const int id = chunk_ids(a, tile.sequence, next_chunk, high);
-      load_chunk<kType>(to, next_keys ? plan.key_pad : plan.value_pad,
-                        next_keys ? a.cache.key_dim : features, next_keys ? 0 : slice * kSlice, a,
-                        id, kv_head, next_chunk, low, high, next_keys);
+      const int first = next_keys ? 0 : slice * kSlice;
+      load_part<kType>(to, next_keys ? plan.key_pad : plan.value_pad,
+                       next_keys ? a.cache.key_dim : features, first, a, id, kv_head, next_chunk,
+                       low, high, next_keys);
       if (next_chunk % kChunks == kChunks - 1 || next_chunk == last_chunk) {
         if (next_keys) {
           next_chunk = max(first_chunk, next_chunk / kChunks * kChunks);
@@ -256,9 +309,9 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = min(warp * 16 + lane / 4 + r * 8, tile.rows - 1);
-    const int position = offset + (tile.first_row + row) / group;
-    limit[r][0] = a.window > 0 ? max(0, position - a.window + 1) : 0;
-    limit[r][1] = position;
+    const Seen seen = seen_by(a, tile, (tile.first_row + row) / group);
+    limit[r][0] = seen.first;
+    limit[r][1] = seen.last;
   }
   const bool works = warp < plan.warps && warp * 16 < tile.rows;
   const float steep = steepness(a);
@@ -275,6 +328,9 @@ __global__ void __launch_bounds__(256)
         if (works) {
           score_chunk<kBF16>(score + half * 8, a, q + warp * 16 * plan.key_pad, keys, plan.key_pad,
                              chunk, limit);
+          if (a.distance_bias != nullptr) {
+            add_distance_bias(score + half * 8, a, tile, kv_head, warp * 16, chunk);
+          }
         }
       } else {
         for (int j = half * 8; j < half * 8 + 8; ++j) {
@@ -328,15 +384,15 @@ __global__ void merge_kernel(const __grid_constant__ AttentionArgs a, int splits
       put_one(a.act, s, c, cols, 0.0f);
     }
   }
-  const int position = real ? a.batch.context_len[s] - 1 : 0;
-  const int low = a.window > 0 ? max(0, position - a.window + 1) : 0;
+  Seen seen = {};
+  if (real) seen = seen_by(a, {s, 0, 1, 1, a.batch.context_len[s], s}, 0);
   for (int d = static_cast<int>(threadIdx.x); d < value_dim; d += static_cast<int>(blockDim.x)) {
     float out = 0.0f;
     if (real) {
       const float steep = steepness(a);
       float m = -INFINITY, l = 0.0f, acc = 0.0f;
 #pragma unroll 4
-      for (int i = low / kPieceTokens; i <= position / kPieceTokens; ++i) {
+      for (int i = seen.first / kPieceTokens; i <= seen.last / kPieceTokens; ++i) {
         const float* p = partial_at(a, s, head, i, splits);
         const float its_m = p[value_dim], its_l = p[value_dim + 1];
         const float most = fmaxf(m, its_m);
@@ -356,7 +412,9 @@ __global__ void merge_kernel(const __grid_constant__ AttentionArgs a, int splits
 
 AttentionPlan plan_of(const AttentionArgs& a) {
   AttentionPlan p = {};
-  p.key_pad = (a.cache.key_dim + 15) / 16 * 16 + 8;
+  // A vector of the cache goes to shared memory whole.
+  const int unit = part_of(a.cache.type, true) == CacheType::kInt4 ? 32 : 16;
+  p.key_pad = (a.cache.key_dim + unit - 1) / unit * unit + 8;
   const int slice = a.cache.value_dim < kSlice ? a.cache.value_dim : kSlice;
   p.value_pad = (slice <= 64 ? 64 : 128) + 8;
   p.slices = static_cast<int>(ceil_div(a.cache.value_dim, kSlice));
@@ -472,6 +530,12 @@ int attend(const Context& ctx, const AttentionArgs& args) {
     case CacheType::kInt8:
       error = of(run<CacheType::kInt8, 8>, run<CacheType::kInt8, 16>);
       break;
+    case CacheType::kInt4:
+      error = of(run<CacheType::kInt4, 8>, run<CacheType::kInt4, 16>);
+      break;
+    case CacheType::kK8V4:
+      error = of(run<CacheType::kK8V4, 8>, run<CacheType::kK8V4, 16>);
+      break;
   }
   if (error == 0 && !split && a.act.data != nullptr) {
     const Rows out = {a.out, a.batch.tokens, int64_t{a.heads} * a.cache.value_dim, a.out_stride};
@@ -499,6 +563,7 @@ AttentionKernel attention_kernel_of(const Context& ctx, const AttentionArgs& a) 
   p.partial = a.partial != nullptr;
   p.window = a.window;
   p.max_context = a.max_context;
+  p.ranged = a.ranges != nullptr || a.distance_bias != nullptr;
   p.decode_aligned = a.out_stride % 2 == 0 && whole_rows(a.q, a.q_stride);
   p.prefill_aligned =
       a.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(a.out) % 16 == 0 && a.q_stride % 4 == 0;

@@ -222,7 +222,7 @@ __device__ __forceinline__ void take_newest(Piece<T>& s, const AttentionArgs& a,
   const int c = static_cast<int>(threadIdx.x % 32) * 4;
   const int block = at / kBlockTokens, slot = slot_at(kType, at % kBlockTokens, T::D);
   const auto scales_from = [&](int byte, bool by_slot) {
-    ScalesAt scales = scales_at(at % kBlockTokens, T::D, by_slot);
+    ScalesAt scales = scales_at(CacheType::kInt8, at % kBlockTokens, T::D, by_slot);
     scales.first -= byte;
     return scales;
   };

@@ -7,11 +7,13 @@ namespace freshet::cuda::single {
 
 // An F16 cache: the part of a block that belongs to a head, and mma operands from half a tile.
 // kFours: of 16 features, a lane of keys has four adjacent ones, and tiles of values interleave
-// features. kTogether: a pipeline stage holds the keys and values of half a tile, one copy per
+// features, unless kAdjacent: then a lane's neighbours in a tile are adjacent features of the four.
+// kTogether: a pipeline stage holds the keys and values of half a tile, one copy per
 // block; otherwise it holds one of them.
 template <int D>
 struct HalfStored {
   static constexpr bool kBF16 = false, kFours = false, kTogether = false, kScaled = false;
+  static constexpr bool kAdjacent = false;
   static constexpr CacheType kType = CacheType::kF16;
   static constexpr int kKeyBytes = head_bytes(kType, D), kBlockBytes = kKeyBytes, kResident = 2;
   static constexpr int kLeastSlots = 6;
@@ -79,7 +81,7 @@ struct BF16Stored : HalfStored<D> {
 template <int D, CacheType kCodes>
 struct CodesStored {
   static constexpr CacheType kType = kCodes;
-  static constexpr bool kBF16 = false, kFours = true, kTogether = true;
+  static constexpr bool kBF16 = false, kFours = true, kTogether = true, kAdjacent = false;
   static constexpr bool kScaled = kType == CacheType::kInt8;
   static constexpr int kScales = scales_of(D), kNumbers = kBlockTokens * D;
   static constexpr int kKeyBytes = head_bytes(kType, D), kBlockBytes = 2 * kKeyBytes;
@@ -162,5 +164,93 @@ template <int D>
 struct E4M3Stored : CodesStored<D, CacheType::kE4M3> {};
 template <int D>
 struct Int8Stored : CodesStored<D, CacheType::kInt8> {};
+
+// Values in INT4, and keys in INT8 or INT4. A word of codes is what attention.cuh calls a quad: its
+// pairs are operands as they come, of keys for four adjacent features in each half of 32, of values
+// for two keys.
+template <int D, bool kInt8Keys>
+struct FourBitsStored {
+  static constexpr CacheType kType = kInt8Keys ? CacheType::kK8V4 : CacheType::kInt4;
+  static constexpr bool kBF16 = false, kFours = true, kTogether = true, kAdjacent = true;
+  static constexpr bool kScaled = true;
+  static constexpr int kScales = scales_of(D), kNumbers = numbers_bytes(CacheType::kInt4, D);
+  static constexpr int kKeyBytes = head_bytes(part_of(kType, true), D);
+  static constexpr int kBlockBytes = kKeyBytes + head_bytes(CacheType::kInt4, D);
+  static constexpr int kEightBytes = 8 * kScales * 16;  // of the codes of eight slots
+  static constexpr int kLeastSlots = 4, kResident = 3;
+  static_assert(D % 64 == 0 && D <= 256 && kBlockBytes % 16 == 0);
+  using Int8Keys = CodesStored<D, CacheType::kInt8>;
+  static constexpr int kKeyWords = kInt8Keys ? Int8Keys::kKeyWords : 2;
+  template <bool kAsRows>
+  static __device__ __forceinline__ void load_keys(uint32_t (&codes)[kKeyWords],
+                                                   const uint8_t* block, int k) {
+    if constexpr (kInt8Keys) {
+      Int8Keys::template load_keys<kAsRows>(codes, block, k);
+    } else {
+      const int lane = static_cast<int>(threadIdx.x % 32);
+      ldmatrix2(codes, block + lane / 8 % 2 * kEightBytes + k / 2 * 128 + lane % 8 * 16);
+    }
+  }
+  template <bool kAsRows>
+  static __device__ __forceinline__ void open_keys(uint32_t (&b)[2][4],
+                                                   const uint32_t (&codes)[kKeyWords],
+                                                   const uint8_t* block, int k) {
+    if constexpr (kInt8Keys) {
+      Int8Keys::template open_keys<kAsRows>(b, codes, block, k);
+    } else {
+      const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        struct alignas(2 * kScales) Scales {
+          __half of[kScales];
+        };
+        const auto& all = *reinterpret_cast<const Scales*>(block + kNumbers +
+                                                           (tile * 8 + lane / 4) * 2 * kScales);
+        const __half2 scale = __half2half2(all.of[k / 2]);
+        b[0][tile * 2] = scaled_pair<0>(codes[tile], scale);
+        b[0][tile * 2 + 1] = scaled_pair<1>(codes[tile], scale);
+        b[1][tile * 2] = scaled_pair<2>(codes[tile], scale);
+        b[1][tile * 2 + 1] = scaled_pair<3>(codes[tile], scale);
+      }
+    }
+  }
+  // A matrix has 32 features of eight keys: those of one pair of columns, too, are among them.
+  static constexpr int kPairWords = 2;
+  template <int kPairs, bool kAsRows>
+  static __device__ __forceinline__ void load_values(uint32_t (&codes)[kPairs * kPairWords],
+                                                     const uint8_t* slot, int k, int column) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    uint32_t of_eight[2];
+    ldmatrix2_trans(of_eight, slot + k * kBlockBytes + kKeyBytes + lane / 8 % 2 * kEightBytes +
+                                  column / 4 * 128 + lane % 8 * 16);
+    codes[0] = of_eight[0], codes[1] = of_eight[1];
+  }
+  template <int kPairs, bool kAsRows>
+  static __device__ __forceinline__ void open_values(uint32_t (&b)[kPairs][4],
+                                                     const uint32_t (&codes)[kPairs * kPairWords],
+                                                     const uint8_t* slot, int k, int column) {
+    const uint8_t* scales =
+        slot + k * kBlockBytes + kKeyBytes + kNumbers + column / 4 * kBlockTokens * 2;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto scale = reinterpret_cast<const __half2*>(scales)[i * 4 + lane % 4];
+      if constexpr (kPairs == 2) {
+        b[0][i] = scaled_pair<0>(codes[i], scale);
+        b[0][2 + i] = scaled_pair<1>(codes[i], scale);
+        b[1][i] = scaled_pair<2>(codes[i], scale);
+        b[1][2 + i] = scaled_pair<3>(codes[i], scale);
+      } else {
+        const uint32_t half = codes[i] >> column / 2 % 2 * 8;  // the first or the other 16 features
+        b[0][i] = scaled_pair<0>(half, scale);
+        b[0][2 + i] = scaled_pair<1>(half, scale);
+      }
+    }
+  }
+};
+template <int D>
+struct Int4Stored : FourBitsStored<D, false> {};
+template <int D>
+struct K8V4Stored : FourBitsStored<D, true> {};
 
 }  // namespace freshet::cuda::single

@@ -132,6 +132,11 @@ int run_heads(const Context& ctx, const AttentionArgs& a, bool cluster) {
       return run_result<D, E4M3Stored>(ctx, a, cluster);
     case CacheType::kInt8:
       return run_result<D, Int8Stored>(ctx, a, cluster);
+    // Their results are rotated back before they are encoded.
+    case CacheType::kInt4:
+      return run_rows<D, Int4Stored, false>(ctx, a, cluster);
+    case CacheType::kK8V4:
+      return run_rows<D, K8V4Stored, false>(ctx, a, cluster);
   }
   return static_cast<int>(cudaErrorInvalidValue);
 }
@@ -144,7 +149,7 @@ bool takes_heads(const Context& ctx, const AttentionArgs& a) {
   if (row != kDecodeSm90) return row == kDecodeClusterSm90;
   bool are_usual = a.cache.key_dim == kUsualDim;
   for (int i = 0; i < a.before->count; ++i) are_usual = are_usual && usual(a.before->of[i]);
-  return are_usual && a.cache.type != CacheType::kInt8 && a.heads / a.cache.kv_heads <= 8;
+  return are_usual && !has_scales(part_of(a.cache.type, true)) && a.heads / a.cache.kv_heads <= 8;
 }
 
 int attention_single(const Context& ctx, const AttentionArgs& a, bool cluster) {

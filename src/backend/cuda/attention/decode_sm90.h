@@ -15,7 +15,7 @@ inline bool supports_decode(const DeviceLimits&, const AttentionProblem& p) {
   constexpr int64_t kMostCounters = 1 << 16;
   const int d = p.key_dim;
   return p.single && p.value_dim == d && (d == 64 || d == 128 || d == 256) &&
-         decode_tiles(p) <= kMostCounters && p.decode_aligned && !shares_codes(p);
+         decode_tiles(p) <= kMostCounters && p.decode_aligned && !shares_codes(p) && !p.ranged;
 }
 
 }  // namespace freshet::cuda

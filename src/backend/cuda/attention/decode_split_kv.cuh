@@ -85,7 +85,7 @@ __device__ __forceinline__ void sync_summing() {
 template <class T, int kTilesOfWarp>
 __device__ __forceinline__ float2 pair_of(const Sums<kTilesOfWarp, T::kRows>& sums, int r, int j) {
   const auto& acc = sums.acc;
-  if constexpr (T::Stored::kFours) {
+  if constexpr (T::Stored::kFours && !T::Stored::kAdjacent) {
     return make_float2(acc[j / 2 * 2][r * 2 + j % 2], acc[j / 2 * 2 + 1][r * 2 + j % 2]);
   }
   return make_float2(acc[j][r * 2], acc[j][r * 2 + 1]);

@@ -50,8 +50,9 @@ __device__ __forceinline__ Kept place_in_cache(const HeadsArgs& a, HeadsArgs::St
                                                const Slot& slot) {
   const bool keys = store == HeadsArgs::kKeys;
   const int dim = keys ? a.cache.key_dim : a.cache.value_dim;
-  const int at = slot_at(a.cache.type, slot.at, dim);
-  ScalesAt scales = scales_at(slot.at, dim, keys);
+  const CacheType type = part_of(a.cache.type, keys);
+  const int at = slot_at(type, slot.at, dim);
+  ScalesAt scales = scales_at(type, slot.at, dim, keys);
   scales.first -= at;
   return {(keys ? keys_at(a.cache, slot.block, head) : values_at(a.cache, slot.block, head)) + at,
           scales};
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
       }
     }
     if (kept.to != nullptr) {  // such heads are multiples of 8
-      store_four(a.cache.type, kept.to, c, dim, v, kept.scales);
+      store_four(part_of(a.cache.type, true), kept.to, c, dim, v, kept.scales);
     }
   }
 }
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
       if (of.rotary_dim != 0 || of.normed != 0) *reinterpret_cast<float4*>(x[i]) = v[i];
       if (of.store == HeadsArgs::kNowhere) continue;
       const Kept kept = place_in_cache(a, of.store, head[i], slot);
-      store_four(a.cache.type, kept.to, c, kUsualDim, v[i], kept.scales);
+      store_four(part_of(a.cache.type, true), kept.to, c, kUsualDim, v[i], kept.scales);
     }
   }
 }
@@ -255,6 +256,56 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   }
 }
 
+int complete_heads(const Context& ctx, const HeadsArgs& args) {
+  int count = 0, longest = 0;
+  for (int i = 0; i < args.count; ++i) {
+    count += args.of[i].heads;
+    longest = args.of[i].head_dim > longest ? args.of[i].head_dim : longest;
+  }
+  if (usual(args)) {
+    constexpr int64_t kManyTokens = 1024;
+    if (args.tokens >= kManyTokens) {
+      const auto blocks = static_cast<unsigned>(ceil_div(args.tokens, kHeadWarps));
+      return launch(ctx, usual_heads_kernel<true>, dim3(blocks), dim3(kHeadWarps * 32), 0, args,
+                    count);
+    }
+    const int64_t blocks = ceil_div(count, args.tokens > 256 ? kAtOnce * kHeadWarps : kHeadWarps);
+    return launch(ctx, usual_heads_kernel<false>,
+                  dim3(static_cast<unsigned>(args.tokens), static_cast<unsigned>(blocks)),
+                  dim3(kHeadWarps * 32), 0, args, count);
+  }
+  const int room = static_cast<int>(ceil_div(longest, 4)) * 4;
+  const dim3 grid(static_cast<unsigned>(args.tokens),
+                  static_cast<unsigned>(ceil_div(count, kHeadWarps)));
+  return launch(ctx, heads_kernel, grid, dim3(kHeadWarps * 32),
+                static_cast<size_t>(kHeadWarps * room) * sizeof(float), args, room);
+}
+
+// The parts that are stored in four bits are complete first, and then stored by a kernel of their
+// own. The other kernels never see them as stored: of K8V4 they store keys alone.
+int heads_in_four_bits(const Context& ctx, const HeadsArgs& args) {
+  HeadsArgs plain = args, rotated = args;
+  plain.count = rotated.count = 0;
+  for (int i = 0; i < args.count; ++i) {
+    HeadsArgs::Part part = args.of[i];
+    const bool keys = part.store == HeadsArgs::kKeys;
+    if (part.store != HeadsArgs::kNowhere && part_of(args.cache.type, keys) == CacheType::kInt4) {
+      rotated.of[rotated.count++] = part;
+      part.store = HeadsArgs::kNowhere;
+      if (part.normed == 0 && part.rotary_dim == 0) continue;
+    }
+    plain.of[plain.count++] = part;
+  }
+  if (plain.count > 0) {
+    if (const int error = complete_heads(ctx, plain); error != 0) return error;
+  }
+  return rotated.count > 0 ? store_rotated(ctx, rotated) : 0;
+}
+
+bool in_four_bits(const HeadsArgs& args) {
+  return args.cache.type == CacheType::kInt4 || args.cache.type == CacheType::kK8V4;
+}
+
 }  // namespace
 
 int heads_to_cache(const Context& ctx, const HeadsArgs& args) {
@@ -265,7 +316,9 @@ int heads_to_cache(const Context& ctx, const HeadsArgs& args) {
     count += args.of[i].heads;
     stored = stored && args.of[i].store != HeadsArgs::kNowhere;
   }
-  if (args.tokens < kManyTokens || !stored || !usual(args)) return heads(ctx, &args);
+  if (args.tokens < kManyTokens || !stored || !usual(args) || in_four_bits(args)) {
+    return heads(ctx, &args);
+  }
   const auto kernel = [&] {
     switch (args.cache.type) {
       case CacheType::kE4M3:
@@ -285,28 +338,7 @@ int heads_to_cache(const Context& ctx, const HeadsArgs& args) {
 }
 
 int heads(const Context& ctx, const HeadsArgs* args) {
-  int count = 0, longest = 0;
-  for (int i = 0; i < args->count; ++i) {
-    count += args->of[i].heads;
-    longest = args->of[i].head_dim > longest ? args->of[i].head_dim : longest;
-  }
-  if (usual(*args)) {
-    constexpr int64_t kManyTokens = 1024;
-    if (args->tokens >= kManyTokens) {
-      const auto blocks = static_cast<unsigned>(ceil_div(args->tokens, kHeadWarps));
-      return launch(ctx, usual_heads_kernel<true>, dim3(blocks), dim3(kHeadWarps * 32), 0, *args,
-                    count);
-    }
-    const int64_t blocks = ceil_div(count, args->tokens > 256 ? kAtOnce * kHeadWarps : kHeadWarps);
-    return launch(ctx, usual_heads_kernel<false>,
-                  dim3(static_cast<unsigned>(args->tokens), static_cast<unsigned>(blocks)),
-                  dim3(kHeadWarps * 32), 0, *args, count);
-  }
-  const int room = static_cast<int>(ceil_div(longest, 4)) * 4;
-  const dim3 grid(static_cast<unsigned>(args->tokens),
-                  static_cast<unsigned>(ceil_div(count, kHeadWarps)));
-  return launch(ctx, heads_kernel, grid, dim3(kHeadWarps * 32),
-                static_cast<size_t>(kHeadWarps * room) * sizeof(float), *args, room);
+  return in_four_bits(*args) ? heads_in_four_bits(ctx, *args) : complete_heads(ctx, *args);
 }
 
 }  // namespace freshet::cuda

@@ -9,7 +9,7 @@ namespace freshet::cuda {
 
 inline constexpr int kWarps = 8;
 
-// Weights that come next: of two matrices so many parts, from there on.
+// Weights to prefetch: `parts` parts of each of two matrices, from these addresses on.
 inline constexpr int kNextPart = 1024;
 struct NextWeights {
   const uint8_t* from[2];
@@ -28,7 +28,7 @@ inline int64_t blocks_of_slices(int64_t rows, int64_t cols) {
   return ceil_div(ceil_div(rows, 16), kWarps / leaves(cols));
 }
 
-// A list in which each block takes so many rows.
+// A list in which each block takes `rows` rows.
 inline ProductList with_blocks(ProductList list, int64_t rows) {
   for (int i = 0; i < list.count; ++i) {
     const int64_t blocks = ceil_div(list.of[i].weight.rows, rows);

@@ -1,6 +1,6 @@
-// What a kernel asks for before the one in front of it has ended (Hopper): as much as its rings
-// hold, but little at a time. Everything that a multiprocessor reads stands behind the copies in
-// flight to it, and so would the loads of the small kernel that all the others wait for.
+// What a kernel requests before the previous one has ended (Hopper): as much as its pipelines hold,
+// but little at a time. Everything that a multiprocessor reads queues behind the copies in flight
+// to it, and so would the loads of the small kernel that all the others wait for.
 #pragma once
 
 #include "backend/cuda/runtime/common.cuh"

@@ -30,15 +30,20 @@ __global__ void encode_kernel(Activations act, Rows x, const int32_t* index, con
 }
 
 __global__ void rope_table_kernel(float* cos_sin, const int32_t* positions, const float* inv_freq,
-                                  int64_t half, float scale) {
+                                  int64_t half, float scale, float gain, float interval) {
   let_next_start();
   wait();
   const int64_t t = blockIdx.x;
+  double factor = scale;
+  if (gain != 0.0f) {
+    const float steps = floorf(__fdiv_rn(static_cast<float>(positions[t]) + 1.0f, interval));
+    factor = scale * (1.0 + gain * log1p(static_cast<double>(steps)));
+  }
   for (int64_t i = threadIdx.x; i < half; i += blockDim.x) {
     double s, c;
     sincos(static_cast<double>(__fmul_rn(static_cast<float>(positions[t]), inv_freq[i])), &s, &c);
-    cos_sin[t * 2 * half + i] = static_cast<float>(scale * c);
-    cos_sin[t * 2 * half + half + i] = static_cast<float>(scale * s);
+    cos_sin[t * 2 * half + i] = static_cast<float>(factor * c);
+    cos_sin[t * 2 * half + half + i] = static_cast<float>(factor * s);
   }
 }
 
@@ -98,6 +103,19 @@ __global__ void gather_kernel(Rows out, Rows x, const int32_t* rows) {
 __global__ void sigmoid_gate_kernel(Rows x, Rows gate) {
   each(x, [&](int64_t r, int64_t c) {
     x.data[r * x.stride + c] *= sigmoid(gate.data[r * gate.stride]);
+  });
+}
+
+__global__ void sigmoid_product_kernel(Rows x, Rows gate) {
+  each(x, [&](int64_t r, int64_t c) {
+    x.data[r * x.stride + c] *= sigmoid(gate.data[r * gate.stride + c]);
+  });
+}
+__global__ void xielu_kernel(Rows x, float positive, float negative, float beta, float eps) {
+  each(x, [&](int64_t r, int64_t c) {
+    const float v = x.data[r * x.stride + c];
+    const float curve = v > 0.0f ? positive * v * v : negative * (expm1f(fminf(v, eps)) - v);
+    x.data[r * x.stride + c] = curve + beta * v;
   });
 }
 
@@ -231,9 +249,9 @@ int encode(const Context& ctx, const Activations* act, const Rows* x, const int3
 }
 
 int rope_table(const Context& ctx, float* cos_sin, const int32_t* positions, const float* inv_freq,
-               int64_t tokens, int64_t half, float scale) {
+               int64_t tokens, int64_t half, float scale, float gain, float interval) {
   return launch(ctx, rope_table_kernel, dim3(static_cast<unsigned>(tokens)), dim3(64), 0, cos_sin,
-                positions, inv_freq, half, scale);
+                positions, inv_freq, half, scale, gain, interval);
 }
 
 int glu(const Context& ctx, const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
@@ -262,6 +280,15 @@ int gather(const Context& ctx, const Rows* out, const Rows* x, const int32_t* ro
 }
 int sigmoid_gate(const Context& ctx, const Rows* x, const Rows* gate) {
   return launch(ctx, sigmoid_gate_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x, *gate);
+}
+int sigmoid_product(const Context& ctx, const Rows* x, const Rows* gate) {
+  return launch(ctx, sigmoid_product_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x,
+                *gate);
+}
+int xielu(const Context& ctx, const Rows* x, float positive, float negative, float beta,
+          float eps) {
+  return launch(ctx, xielu_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x, positive,
+                negative, beta, eps);
 }
 int argmax(const Context& ctx, const Rows* x, int32_t* ids) {
   if (ctx.capability >= 90 && x->cols % 4 == 0 && x->cols >= kArgmaxBlocks * kArgmaxOfBlock &&

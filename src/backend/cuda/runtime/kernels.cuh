@@ -31,7 +31,7 @@ int64_t fragment_bytes(const Context&, int64_t rows, int64_t cols);
 int encode(const Context& ctx, const Activations* act, const Rows* x, const int32_t* index,
            const float* weights, int64_t rows);
 int rope_table(const Context& ctx, float* cos_sin, const int32_t* positions, const float* inv_freq,
-               int64_t tokens, int64_t half, float scale);
+               int64_t tokens, int64_t half, float scale, float gain, float interval);
 int glu(const Context& ctx, const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
         const Activations* act);
 int activation(const Context& ctx, const Rows* x, int activation);
@@ -40,6 +40,8 @@ int scale(const Context& ctx, const Rows* x, float scale);
 int softcap(const Context& ctx, const Rows* x, float cap);
 int gather(const Context& ctx, const Rows* out, const Rows* x, const int32_t* rows);
 int sigmoid_gate(const Context& ctx, const Rows* x, const Rows* gate);
+int sigmoid_product(const Context& ctx, const Rows* x, const Rows* gate);
+int xielu(const Context& ctx, const Rows* x, float positive, float negative, float beta, float eps);
 int argmax(const Context& ctx, const Rows* x, int32_t* ids);
 // encode_int8.cu
 int encode_int8(const Context& ctx, const Activations& act, const Rows& x);
@@ -61,6 +63,13 @@ int heads(const Context& ctx, const HeadsArgs* args);
 int64_t attention_partial_bytes(const Context&, int sequences, int heads, int value_dim,
                                 int64_t context);
 int attention(const Context& ctx, const AttentionArgs* args);
+// rotated_heads.cu
+int rotate_heads(const Context& ctx, const Rows* out, const Rows* x, int heads, int dim);
+// causal_conv.cu, selective_scan.cu, linear_scan.cu
+int causal_conv(const Context& ctx, const CausalConvArgs* args);
+int selective_scan(const Context& ctx, const SelectiveScanArgs* args);
+int linear_scan(const Context& ctx, const LinearScanArgs* args);
+int delta_scan(const Context& ctx, const DeltaScanArgs* args);
 // moe_route.cu
 int experts_fused(const Context& ctx, const ExpertsArgs* args);
 int experts(const Context& ctx, const ExpertsArgs* args);

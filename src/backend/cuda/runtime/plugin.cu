@@ -242,6 +242,13 @@ constexpr AttentionApi kAttention = {
     .heads = kCall<heads>,
     .partial_bytes = kAnswer<attention_partial_bytes>,
     .attention = kCall<attention>,
+    .rotate_heads = kCall<rotate_heads>,
+};
+constexpr StateApi kStates = {
+    .causal_conv = kCall<causal_conv>,
+    .selective_scan = kCall<selective_scan>,
+    .linear_scan = kCall<linear_scan>,
+    .delta_scan = kCall<delta_scan>,
 };
 constexpr MoeApi kMoe = {
     .route = kCall<route>,
@@ -266,6 +273,8 @@ constexpr RowApi kRows = {
     .softcap = kCall<softcap>,
     .gather = kCall<gather>,
     .sigmoid_gate = kCall<sigmoid_gate>,
+    .sigmoid_product = kCall<sigmoid_product>,
+    .xielu = kCall<xielu>,
 };
 constexpr SamplingApi kSampling = {
     .argmax = kCall<argmax>,
@@ -294,6 +303,7 @@ extern "C" __attribute__((visibility("default"))) const freshet::cuda::Api* fres
       .moe = kMoe,
       .rows = kRows,
       .sampling = kSampling,
+      .states = kStates,
   };
   return &kApi;
 }

@@ -92,7 +92,7 @@ struct Row {
   Weight (*box)[kBins];  // [2]: what blocks show each other, in turns
   Weight* of_warps;      // [kWarps]
   uint16_t* list;        // [room]
-  int* listed;           // so many columns were to be there
+  int* listed;           // the number of columns to list
   int room;
   int each, first;  // columns of a thread; the block's first
   int rank, turn;

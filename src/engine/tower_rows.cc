@@ -1,0 +1,91 @@
+#include "engine/tower_rows.h"
+
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace freshet::engine {
+namespace {
+
+constexpr size_t kMostNames = size_t{1} << 16;
+
+std::array<int32_t, 8> words_of(const media::ContentHash& hash) {
+  std::array<int32_t, 8> words;
+  static_assert(sizeof words == sizeof hash);
+  std::memcpy(words.data(), hash.data(), sizeof words);
+  return words;
+}
+
+}  // namespace
+
+int32_t TowerCache::name_of(const media::ContentHash& hash) {
+  if (const auto known = names_.find(hash); known != names_.end()) {
+    name_order_.splice(name_order_.end(), name_order_, known->second.used);
+    return known->second.name;
+  }
+  if (names_.size() >= kMostNames) {
+    names_.erase(name_order_.front());
+    name_order_.pop_front();
+  }
+  const int32_t name = next_name_--;
+  // Far more contents than any cache holds blocks: the first names are free again.
+  if (next_name_ == std::numeric_limits<int32_t>::min()) next_name_ = scheduler::kFirstPictureName;
+  names_[hash] = {name, name_order_.insert(name_order_.end(), hash)};
+  return name;
+}
+
+Status TowerCache::reserve(std::span<const std::shared_ptr<const media::ImageInput>> pictures) {
+  for (const auto& picture : pictures) {
+    const VisionInput input = runtime::vision_input(*picture, tower_->spec());
+    FRESHET_RETURN_IF_ERROR(tower_->reserve(VisionTower::positions(tower_->spec(), input)));
+  }
+  return {};
+}
+
+void TowerCache::forget_oldest() {
+  const auto oldest = rows_.find(order_.front());
+  bytes_ -= oldest->second.bytes;
+  rows_.erase(oldest);
+  order_.pop_front();
+}
+
+TowerRows TowerCache::rows_of(const media::ImageInput& picture, EngineStats::Pictures& counted) {
+  if (const auto known = rows_.find(picture.hash); known != rows_.end()) {
+    order_.splice(order_.end(), order_, known->second.used);
+    ++counted.cached;
+    return known->second.rows;
+  }
+  const auto from = std::chrono::steady_clock::now();
+  auto rows = std::make_shared<const VisionRows>(
+      tower_->run(runtime::vision_input(picture, tower_->spec())));
+  ++counted.computed;
+  counted.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+  const size_t bytes = rows->values.size() * sizeof(float);
+  if (bytes <= budget_) {
+    while (bytes_ + bytes > budget_) forget_oldest();
+    rows_[picture.hash] = {rows, bytes, order_.insert(order_.end(), picture.hash)};
+    bytes_ += bytes;
+  }
+  counted.cache_bytes = static_cast<int64_t>(bytes_);
+  return rows;
+}
+
+Result<runtime::PicturePrompt> place_request(const Request& request, const ModelSpec& spec) {
+  std::vector<runtime::PictureLayout> layouts;
+  for (const auto& picture : request.pictures)
+    layouts.push_back(runtime::picture_layout(*picture, *spec.vision));
+  return runtime::place_pictures(spec, request.prompt, layouts);
+}
+
+void announce_pictures(const Request& request, const runtime::PicturePrompt& prompt,
+                       const ModelSpec& spec, TowerCache& cache, scheduler::NewRequest& order) {
+  const bool both_ways = sees_whole_pictures(spec);
+  for (const runtime::PicturePlace& place : prompt.places) {
+    const media::ContentHash& hash = request.pictures[static_cast<size_t>(place.picture)]->hash;
+    order.pictures.push_back(
+        {place.token, place.count, cache.name_of(hash), words_of(hash), both_ways});
+  }
+}
+
+}  // namespace freshet::engine

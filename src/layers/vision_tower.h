@@ -1,0 +1,98 @@
+// The tower of a model that reads pictures: runs a VisionSpec on one picture at a time.
+//
+// What it makes of a picture depends on that picture alone, bit for bit, so callers may keep it by
+// the picture's content. Squares of a picture are sequences of one batch. Keys and values live for
+// one layer, in F32, in a cache of the tower's own, which all layers share. Memory is taken in
+// reserve(); a result is a vector of its own. On the host only. Used by one thread, that of the
+// model's steps.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "layers/decoder.h"
+
+namespace freshet {
+
+// A picture as its processor made it (media/image_input.h).
+struct VisionInput {
+  std::span<const float> values;
+  int64_t squares = 0;            // of towers that read squares: [squares, 3, side, side]
+  std::array<int64_t, 2> grid{};  // of others: rows and columns of patches
+  // Of towers with tiles: those that are not padding come first.
+  int64_t used_tiles = 0;
+  int64_t tile_layout = 0;
+};
+
+struct VisionRows {
+  int64_t rows = 0;
+  int64_t width = 0;
+  int levels = 0;             // beyond the first (VisionSpec::deep)
+  std::vector<float> values;  // [1 + levels, rows, width]
+  // Of towers with tiles: rows of the used tiles, which come first.
+  int64_t used_rows = 0;
+};
+
+class VisionTower {
+ public:
+  // `weights` may be nullptr for plans.
+  VisionTower(std::shared_ptr<const VisionSpec> spec, std::shared_ptr<const VisionWeights> weights,
+              ops::Ops& ops);
+
+  const VisionSpec& spec() const { return *spec_; }
+  // The positions that a picture takes in the tower, and the rows that become of it.
+  static int64_t positions(const VisionSpec& spec, const VisionInput& input);
+  static int64_t rows(const VisionSpec& spec, const VisionInput& input);
+
+  // For pictures of at most `positions`.
+  Decoder::Workspace workspace(int64_t positions) const;
+  Status reserve(int64_t positions);
+  int64_t reserved() const { return reserved_; }
+
+  // REQUIRES: reserve() for the picture's positions; `values` of the size that the input says.
+  VisionRows run(const VisionInput& input);
+
+ private:
+  // Where the patches of a picture are in its rows.
+  struct Layout {
+    int64_t sequences = 1;
+    int64_t rows_of_sequence = 0;  // positions, with a class row
+    int64_t in_row = 0;            // patches in a row of a square or of the picture
+    int64_t in_column = 0;
+    // The order of the merged squares of patches, by windows; empty: as they are given.
+    std::vector<int32_t> order;
+    std::vector<int64_t> window_ends;  // in merged squares
+
+    int64_t patches() const { return sequences * in_row * in_column; }
+  };
+  Layout layout_of(const VisionInput& input) const;
+  void fill_batch(const Layout& layout);
+  void project_patches(const VisionInput& input, const Layout& layout);
+  void add_positions(const Layout& layout, const Matrix& stream);
+  void stretch_positions(const Layout& layout, const Matrix& stream);
+  // Of towers with tiles (vision_tiles.cc).
+  void lay_tiles(const VisionInput& input, const Layout& layout);
+  void finish_tiles(const VisionInput& input, const Layout& layout);
+  void connect(const ConnectorWeights& weights, bool norm_merged, const Layout& layout,
+               const Matrix& states, float* out);
+  ops::Ops::ShapeLimits limits(int64_t positions) const;
+  size_t buffer_floats(int64_t positions) const;
+
+  std::shared_ptr<const VisionSpec> spec_;
+  std::shared_ptr<const VisionWeights> weights_;
+  ops::Ops& ops_;
+  Decoder blocks_;
+  std::unique_ptr<Decoder> later_;  // nullptr without VisionSpec::later
+  KvStorage cache_;
+  ForwardBatch batch_;
+  int64_t reserved_ = 0;
+  std::vector<float> columns_;  // [patches, patch_values]; later rows on their way to the result
+  std::vector<float> stream_, states_, room_;  // [positions, hidden]
+  // States behind the layers of VisionSpec::deep or VisionSpec::kept.
+  std::vector<std::vector<float>> inner_;
+  std::vector<int32_t> tile_order_;  // [positions]: tile * rows + row of each
+};
+
+}  // namespace freshet

@@ -1,0 +1,240 @@
+#include "models/towers.h"
+
+#include <cmath>
+
+#include "models/assemble.h"
+
+namespace freshet::models {
+namespace {
+
+constexpr int kMostTowerLayers = 1024;
+
+std::span<const TowerFamily> tower_families() {
+  static const TowerFamily list[] = {llava_tower(),    qwen2_vl_tower(), qwen2_5_vl_tower(),
+                                     qwen3_vl_tower(), gemma3_tower(),   idefics3_tower(),
+                                     smolvlm_tower(),  mllama_tower()};
+  return list;
+}
+
+// A convolution whose stride is its size: [rows, channels ...] as a matrix.
+Status assemble_patches(WeightReader& reader, const VisionSpec& spec, Linear& out) {
+  const int64_t rows = spec.blocks.hidden_size;
+  FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor,
+                           reader.require(Role::kPatches, ".weight"));
+  if (tensor->shape.empty() || tensor->shape[0] != rows ||
+      tensor->elements() != rows * spec.patch_values) {
+    return invalid_argument("tensor '{}' must have {} rows of {} numbers", tensor->name, rows,
+                            spec.patch_values);
+  }
+  if (!tensor->format)
+    return unsupported("tensor '{}' has the type {}", tensor->name, tensor->dtype);
+  Rows source = Rows::shape(*tensor->format, rows, spec.patch_values);
+  const size_t stride = tensor->bytes / source.rows.size();
+  for (size_t r = 0; r < source.rows.size(); ++r) source.rows[r] = tensor->data + r * stride;
+  FRESHET_RETURN_IF_ERROR(reader.pack(out.weight, tensor->name, source));
+  reader.release(*tensor);
+  return spec.patch_bias ? reader.vector(out.bias, Role::kPatches, ".bias", -1, rows) : Status();
+}
+
+struct ConnectorRoles {
+  Role norm, in, out;
+};
+
+Status assemble_connector(WeightReader& reader, const VisionSpec& spec, const ConnectorRoles& roles,
+                          int index, bool norm_merged, float norm_offset, ConnectorWeights& out) {
+  const int64_t merged = spec.merged_width();
+  if (spec.merge_norm) {
+    const int64_t size = norm_merged ? merged : spec.blocks.hidden_size;
+    FRESHET_RETURN_IF_ERROR(
+        reader.vector(out.norm.weight, roles.norm, ".weight", index, size, norm_offset));
+    if (spec.merge_norm->bias)
+      FRESHET_RETURN_IF_ERROR(reader.vector(out.norm.bias, roles.norm, ".bias", index, size));
+  }
+  int64_t inputs = merged;
+  if (spec.inner > 0) {
+    FRESHET_RETURN_IF_ERROR(
+        reader.linear(out.inner, roles.in, index, spec.inner, merged, spec.connector_bias));
+    inputs = spec.inner;
+  }
+  if (!spec.connector_transposed)
+    return reader.linear(out.out, roles.out, index, spec.width, inputs, spec.connector_bias);
+  FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor,
+                           reader.require(roles.out, ".weight", index));
+  FRESHET_ASSIGN_OR_RETURN(const Rows source,
+                           reader.rows(*tensor, spec.width, inputs, Layout::kTransposed));
+  FRESHET_RETURN_IF_ERROR(reader.pack(out.out.weight, tensor->name, source));
+  reader.release(*tensor);
+  return {};
+}
+
+Result<std::shared_ptr<const ModelWeights>> assemble_blocks(WeightReader& reader,
+                                                            const ModelSpec& blocks) {
+  FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, assemble(reader, blocks));
+  return std::make_shared<const ModelWeights>(std::move(weights));
+}
+
+}  // namespace
+
+const TowerFamily* tower_of(const json::Value& config) {
+  if (!config.is_object()) return nullptr;
+  const json::Value* const vision = config.find("vision_config");
+  if (vision == nullptr || !vision->is_object()) return nullptr;
+  const std::string type = config.get_string("model_type", "");
+  for (const TowerFamily& family : tower_families()) {
+    if (family.type == type) return &family;
+  }
+  return nullptr;
+}
+
+Status add_tower(const json::Value& config, ModelSpec& text) {
+  const TowerFamily* const family = tower_of(config);
+  if (family == nullptr || !text.generates) return {};
+  Config whole(config);
+  Config vision(*config.find("vision_config"), "vision_config.");
+  VisionSpec spec;
+  spec.family = family->type;
+  spec.width = text.hidden_size;
+  spec.image_token = whole.count({"image_token_id", "image_token_index"}, -1);
+  const bool known = family->spec(whole, vision, text, spec);
+  FRESHET_RETURN_IF_ERROR(whole.status());
+  FRESHET_RETURN_IF_ERROR(vision.status());
+  if (!known) return {};
+  text.vision = std::make_shared<const VisionSpec>(std::move(spec));
+  return validate(text);
+}
+
+bool has_tower(const loader::Checkpoint& checkpoint, const TowerFamily& family) {
+  const WeightNames names = WeightNames::safetensors(family.names);
+  for (int choice = 0;; ++choice) {
+    const std::string stem = names.stem(Role::kPatches, -1, -1, choice);
+    if (stem.empty()) return false;
+    if (find_weight(checkpoint, stem) != nullptr) return true;
+  }
+}
+
+Result<VisionWeights> assemble_tower(MakeReader make, const TowerFamily& family,
+                                     const VisionSpec& spec,
+                                     std::vector<Model::WeightInfo>& infos) {
+  VisionWeights out;
+  WeightReader reader = make(family.names);
+  const int64_t hidden = spec.blocks.hidden_size;
+  FRESHET_RETURN_IF_ERROR(assemble_patches(reader, spec, out.patches));
+  if (spec.class_row) {
+    FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor,
+                             reader.require(Role::kClassRow, ""));
+    FRESHET_ASSIGN_OR_RETURN(out.class_row, reader.values(*tensor, hidden));
+  }
+  if (spec.positions > 0) {
+    FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor,
+                             reader.require(Role::kPositions, ".weight"));
+    FRESHET_ASSIGN_OR_RETURN(const Rows source, reader.rows(*tensor, spec.positions, hidden));
+    FRESHET_RETURN_IF_ERROR(reader.pack(out.positions, tensor->name, source, {}, ops::Use::kTable));
+    reader.release(*tensor);
+  }
+  if (spec.stem_norm) {
+    FRESHET_RETURN_IF_ERROR(
+        reader.norm(out.stem_norm, Role::kEmbeddedNorm, *spec.stem_norm, -1, hidden));
+  }
+  FRESHET_ASSIGN_OR_RETURN(out.blocks, assemble_blocks(reader, spec.blocks));
+  if (spec.tiles > 0) FRESHET_RETURN_IF_ERROR(assemble_tiles(reader, spec, out.tiles));
+  constexpr ConnectorRoles kMain{Role::kConnectorNorm, Role::kConnectorIn, Role::kConnectorOut};
+  constexpr ConnectorRoles kDeep{Role::kDeepNorm, Role::kDeepIn, Role::kDeepOut};
+  FRESHET_RETURN_IF_ERROR(assemble_connector(reader, spec, kMain, -1, spec.norm_merged,
+                                             family.connector_norm_less_one ? 1.0f : 0.0f,
+                                             out.connector));
+  out.deep.resize(spec.deep.size());
+  for (size_t i = 0; i < out.deep.size(); ++i) {
+    FRESHET_RETURN_IF_ERROR(
+        assemble_connector(reader, spec, kDeep, static_cast<int>(i), true, 0.0f, out.deep[i]));
+  }
+  const auto add_infos = [&](WeightReader& from) {
+    for (Model::WeightInfo& info : from.take_infos()) infos.push_back(std::move(info));
+  };
+  add_infos(reader);
+  if (!spec.later) return out;
+  WeightReader later = make(family.later_names);
+  FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, assemble(later, *spec.later));
+  FRESHET_RETURN_IF_ERROR(gate_attention(later, *spec.later, weights));
+  out.later = std::make_shared<const ModelWeights>(std::move(weights));
+  add_infos(later);
+  return out;
+}
+
+ModelSpec tower_blocks(Config& c, const TowerDefaults& d) {
+  ModelSpec s;
+  s.architecture = "tower";
+  s.vocab_size = 1;
+  s.hidden_size = s.embedding_size = c.size({"embed_dim", "hidden_size"}, d.hidden);
+  s.max_context = 1 << 20;
+  s.shared_embedding = true;
+  s.generates = false;
+  FeatureSpec stream;
+  stream.width = s.hidden_size;
+  stream.use = FeatureSpec::Use::kStream;
+  s.features = stream;
+
+  AttentionSpec a;
+  a.heads = a.kv_heads = c.size({"num_attention_heads", "num_heads", "attention_heads"}, d.heads);
+  a.head_dim = a.value_dim = s.hidden_size / a.heads;
+  a.scale = static_cast<float>(1 / std::sqrt(double{1} * a.head_dim));
+  a.two_way = true;
+  a.qkv_bias = a.out_bias = d.bias;
+  MlpSpec mlp;
+  mlp.gated = d.gated;
+  mlp.bias = d.bias;
+  mlp.ff = c.size({"intermediate_size"}, d.ff);
+  mlp.activation = c.activation({"hidden_act"}, d.activation);
+  int layers = c.size({"num_hidden_layers", "depth"}, d.layers);
+  if (layers > kMostTowerLayers) {
+    c.fail(invalid_argument("the configuration asks for a tower of {} layers", layers));
+    layers = 1;
+  }
+  s.layers.assign(static_cast<size_t>(layers), {{{{.in = d.norm}, a}, {{.in = d.norm}, mlp}}});
+  return s;
+}
+
+std::vector<NameRule> square_tower_names(std::span<const NameRule> own) {
+  std::vector<NameRule> names = {
+      {Role::kPatches, "vision_tower.embeddings.patch_embedding"},
+      {Role::kClassRow, "vision_tower.embeddings.class_embedding"},
+      {Role::kPositions, "vision_tower.embeddings.position_embedding"},
+      {Role::kEmbeddedNorm, "vision_tower.pre_layrnorm"},
+      {Role::kFinalNorm, "vision_tower.post_layernorm"},
+      {Role::kAttentionIn, "vision_tower.encoder.layers.{}.layer_norm1"},
+      {Role::kQuery, "vision_tower.encoder.layers.{}.self_attn.q_proj"},
+      {Role::kKey, "vision_tower.encoder.layers.{}.self_attn.k_proj"},
+      {Role::kValue, "vision_tower.encoder.layers.{}.self_attn.v_proj"},
+      {Role::kOutput, "vision_tower.encoder.layers.{}.self_attn.out_proj"},
+      {Role::kMlpIn, "vision_tower.encoder.layers.{}.layer_norm2"},
+      {Role::kUp, "vision_tower.encoder.layers.{}.mlp.fc1"},
+      {Role::kDown, "vision_tower.encoder.layers.{}.mlp.fc2"},
+  };
+  names.insert(names.end(), own.begin(), own.end());
+  return names;
+}
+
+bool read_square_tower(Config& c, VisionSpec& out, bool siglip) {
+  const std::string type = c.text({"model_type"}, "clip_vision_model");
+  const bool clip = !siglip && type == "clip_vision_model";
+  if (!clip && !siglip && type != "siglip_vision_model") return false;
+  TowerDefaults d;
+  d.norm = {.kind = ops::NormKind::kLayer, .bias = true};
+  d.norm.eps = static_cast<float>(c.number({"layer_norm_eps"}, clip ? 1e-5 : 1e-6));
+  if (clip) d.activation = "quick_gelu";
+  if (siglip) {
+    d.hidden = 1152;
+    d.heads = 16;
+  }
+  out.blocks = tower_blocks(c, d);
+  out.side = c.size({"image_size"}, 224);
+  out.patch = c.size({"patch_size"}, clip || siglip ? 32 : 16);
+  out.patch_values = 3 * out.patch * out.patch;
+  out.patch_bias = !clip;
+  out.class_row = clip;
+  const int64_t in_row = out.side / out.patch;
+  out.positions = in_row * in_row + (clip ? 1 : 0);
+  if (clip) out.stem_norm = d.norm;
+  return true;
+}
+
+}  // namespace freshet::models

@@ -1,0 +1,179 @@
+#include "speech/transcription.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <zlib.h>
+
+#include "tokenizer/tokenizer.h"
+
+namespace freshet::speech {
+namespace {
+
+// How much shorter zlib makes a text: high for one that repeats itself.
+double compression_ratio(const std::string& text) {
+  if (text.empty()) return 0.0;
+  uLongf size = compressBound(static_cast<uLong>(text.size()));
+  std::vector<Bytef> out(size);
+  const int done = compress(out.data(), &size, reinterpret_cast<const Bytef*>(text.data()),
+                            static_cast<uLong>(text.size()));
+  FRESHET_CHECK(done == Z_OK, "zlib compresses into a buffer that suffices");
+  return static_cast<double>(text.size()) / static_cast<double>(size);
+}
+
+std::string_view trimmed(std::string_view s) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t first = s.find_first_not_of(kSpace);
+  if (first == std::string_view::npos) return {};
+  return s.substr(first, s.find_last_not_of(kSpace) - first + 1);
+}
+
+}  // namespace
+
+std::vector<int32_t> prompt_tokens(const SpeechModel& model, const Tokenizer& tokenizer,
+                                   const std::string& text) {
+  const std::string_view words = trimmed(text);
+  if (words.empty() || model.tokens.previous < 0) return {};
+  std::vector<int32_t> ids =
+      tokenizer.encode(" " + std::string(words), {.add_special = false, .parse_special = false});
+  const auto most = static_cast<size_t>(std::max(0, model.max_tokens / 2 - 1));
+  if (ids.size() > most) ids.erase(ids.begin(), ids.end() - static_cast<ptrdiff_t>(most));
+  return ids;
+}
+
+Transcription::Transcription(const SpeechModel& model, const Tokenizer& tokenizer,
+                             const TranscribeOptions& options, std::vector<float> samples)
+    : model_(model), tokenizer_(tokenizer), options_(options), language_(options.language) {
+  media::MelSettings mel = model.mel;
+  const auto given = static_cast<int64_t>(samples.size());
+  duration_ = static_cast<double>(given) / mel.rate;
+  frames_ = std::max<int64_t>(1, given / mel.hop);
+  if (given > mel.samples) mel.samples = static_cast<int>(given);
+  stride_ = mel.frames();
+  frames_ = std::min(frames_, stride_);
+  features_ = media::LogMel(mel).features(samples);
+  if (model.tokens.languages.empty()) language_ = "en";
+}
+
+Request Transcription::next_window() {
+  FRESHET_CHECK(!done(), "the whole sound is transcribed");
+  window_.seek = seek_;
+  window_.frames = std::min(model_.window_frames, frames_ - seek_);
+  const SpeechTokens& t = model_.tokens;
+  RuleOptions rules;
+  rules.timestamps = options_.timestamps;
+  if (!language_.empty()) rules.language = t.language(language_);
+  rules.task = options_.translate ? t.translate : t.transcribe;
+  window_.rules = std::make_shared<WhisperRules>(t, rules);
+
+  Request request;
+  const auto mels = static_cast<int64_t>(model_.mel.mels);
+  request.frames = model_.window_frames;
+  request.features.assign(static_cast<size_t>(mels * request.frames), 0.0f);
+  // The first window of a short sound has its silence; what lies behind a long one's end is 0.
+  const int64_t there = std::min(model_.window_frames, (seek_ == 0 ? stride_ : frames_) - seek_);
+  for (int64_t m = 0; m < mels; ++m) {
+    const auto from = features_.begin() + m * stride_ + seek_;
+    std::copy(from, from + there, request.features.begin() + m * request.frames);
+  }
+  if (!options_.prompt.empty()) {
+    request.prompt.push_back(t.previous);
+    request.prompt.insert(request.prompt.end(), options_.prompt.begin(), options_.prompt.end());
+  }
+  request.prompt.push_back(t.start);
+  SamplingParams& p = request.params;
+  p.temperature = options_.temperature;
+  p.seed = options_.seed;
+  p.max_tokens = model_.max_tokens;
+  p.stop_token_ids = {t.end};
+  p.logprobs = 0;
+  p.rules = window_.rules;
+  return request;
+}
+
+std::string Transcription::plain_text(std::span<const int32_t> ids) const {
+  std::vector<int32_t> words;
+  const auto lead = static_cast<size_t>(window_.rules->lead_tokens());
+  for (size_t i = lead; i < ids.size(); ++i) {
+    if (ids[i] < model_.tokens.end) words.push_back(ids[i]);
+  }
+  return tokenizer_.decode(words, {.skip_special = true});
+}
+
+void Transcription::add(std::span<const int32_t> tokens, double start, double end,
+                        const Segment& common) {
+  Segment s = common;
+  s.start = start;
+  s.end = std::max(start, end);
+  s.tokens.assign(tokens.begin(), tokens.end());
+  std::vector<int32_t> words;
+  for (const int32_t id : tokens) {
+    if (id < model_.tokens.end) words.push_back(id);
+  }
+  s.text = tokenizer_.decode(words, {.skip_special = true});
+  segments_.push_back(std::move(s));
+}
+
+int64_t Transcription::split(std::span<const int32_t> tokens, const Segment& common) {
+  const int32_t first = model_.tokens.first_timestamp();
+  const double step = model_.seconds_per_timestamp();
+  const double offset = static_cast<double>(window_.seek) * model_.seconds_per_frame();
+  const auto is_time = [&](size_t i) { return tokens[i] >= first; };
+  const auto time_of = [&](int32_t id) { return offset + step * (id - first); };
+  const size_t n = tokens.size();
+  std::vector<size_t> ends;  // of segments: behind the first timestamp of a pair
+  for (size_t i = 1; i < n; ++i) {
+    if (is_time(i - 1) && is_time(i)) ends.push_back(i);
+  }
+  if (ends.empty()) {  // one segment: to the last timestamp, or to the end of the window
+    double end = offset + static_cast<double>(window_.frames) * model_.seconds_per_frame();
+    for (size_t i = n; i-- > 0;) {
+      if (!is_time(i)) continue;
+      if (tokens[i] != first) end = time_of(tokens[i]);
+      break;
+    }
+    if (n > 0) add(tokens, offset, end, common);
+    return window_.frames;
+  }
+  // A single timestamp at the end: nothing is said behind it. Otherwise what follows the last pair
+  // is cut off by the window's end, and is heard again.
+  const bool complete = n >= 2 && is_time(n - 1) && !is_time(n - 2);
+  if (complete) ends.push_back(n);
+  size_t begin = 0;
+  for (const size_t end : ends) {
+    const auto part = tokens.subspan(begin, end - begin);
+    const double from = part.front() >= first ? time_of(part.front()) : offset;
+    add(part, from, part.back() >= first ? time_of(part.back()) : from, common);
+    begin = end;
+  }
+  if (complete) return window_.frames;
+  return 2 * int64_t{tokens[ends.back() - 1] - first};
+}
+
+void Transcription::take(std::span<const int32_t> ids, std::span<const float> logprobs) {
+  const WhisperRules& rules = *window_.rules;
+  const auto lead = std::min(ids.size(), static_cast<size_t>(rules.lead_tokens()));
+  if (language_.empty() && !ids.empty()) language_ = model_.tokens.code_of(ids.front());
+  double sum = 0.0;
+  for (size_t i = lead; i < logprobs.size(); ++i) sum += static_cast<double>(logprobs[i]);
+  std::span<const int32_t> tokens = ids.subspan(lead);
+  if (!tokens.empty() && tokens.back() == model_.tokens.end)
+    tokens = tokens.first(tokens.size() - 1);
+  Segment common;
+  common.seek = window_.seek;
+  common.no_speech_prob = rules.no_speech();
+  common.avg_logprob = sum / static_cast<double>(tokens.size() + 1);
+  common.compression_ratio = compression_ratio(plain_text(ids));
+  const int64_t passed = options_.timestamps ? split(tokens, common) : window_.frames;
+  if (!options_.timestamps) add(tokens, 0.0, duration_, common);
+  // A model that says nothing happens at all would never come to an end.
+  seek_ += passed > 0 ? std::min(passed, window_.frames) : window_.frames;
+}
+
+std::string Transcription::text() const {
+  std::string all;
+  for (const Segment& s : segments_) all += s.text;
+  return std::string(trimmed(all));
+}
+
+}  // namespace freshet::speech

@@ -1,0 +1,85 @@
+// A sound, transcribed window by window: each begins where the model's timestamps say that the last
+// one's text ended (long form of arXiv:2212.04356, section 3.8, without retries).
+//
+// A Transcription makes the engine's request for its next window and takes what the model wrote for
+// it; it never waits, so servers and programs drive it as they like. A sound of at most one window
+// is padded with silence, longer ones are cut from the features of the whole, as transformers does.
+// Without timestamps a sound must fit one window. One thread at a time.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "speech/rules.h"
+#include "speech/speech_model.h"
+
+namespace freshet::speech {
+
+struct TranscribeOptions {
+  std::string language;         // code; "": found out from the first window
+  bool translate = false;       // to English
+  std::vector<int32_t> prompt;  // what was said before: names, spelling
+  float temperature = 0.0f;
+  std::optional<uint64_t> seed;
+  bool timestamps = true;
+};
+
+struct Segment {
+  int64_t seek = 0;               // frames before the window
+  double start = 0.0, end = 0.0;  // seconds
+  std::string text;
+  std::vector<int32_t> tokens;  // timestamps included
+  double avg_logprob = 0.0;     // of the window
+  double compression_ratio = 0.0;
+  double no_speech_prob = 0.0;
+};
+
+// The text of a prompt as tokens: the last ones, as many as the model reads.
+std::vector<int32_t> prompt_tokens(const SpeechModel& model, const Tokenizer& tokenizer,
+                                   const std::string& text);
+
+class Transcription {
+ public:
+  // `samples` at model.mel.rate, at least one. `model` and `tokenizer` must outlive the object.
+  Transcription(const SpeechModel& model, const Tokenizer& tokenizer,
+                const TranscribeOptions& options, std::vector<float> samples);
+
+  bool done() const { return seek_ >= frames_; }
+  // The next window's request, without callbacks. REQUIRES: !done().
+  Request next_window();
+  // What the model wrote: all ids of its one sample, and their logprobs.
+  void take(std::span<const int32_t> ids, std::span<const float> logprobs);
+  // The text of ids of a window without timestamps, as it arrives.
+  std::string plain_text(std::span<const int32_t> ids) const;
+
+  double duration() const { return duration_; }              // seconds
+  const std::string& language() const { return language_; }  // code; "" until it is known
+  const std::vector<Segment>& segments() const { return segments_; }
+  std::string text() const;  // of all segments, without white space around it
+
+ private:
+  struct Window {
+    int64_t seek = 0, frames = 0;
+    std::shared_ptr<WhisperRules> rules;
+  };
+  void add(std::span<const int32_t> tokens, double start, double end, const Segment& common);
+  // Splits a window's tokens at pairs of timestamps; returns how many frames are done with.
+  int64_t split(std::span<const int32_t> tokens, const Segment& common);
+
+  const SpeechModel& model_;
+  const Tokenizer& tokenizer_;
+  const TranscribeOptions options_;
+  double duration_ = 0.0;
+  std::string language_;
+  std::vector<float> features_;  // [mels, stride_]
+  int64_t stride_ = 0;
+  int64_t frames_ = 0;  // of the sound
+  int64_t seek_ = 0;
+  Window window_;
+  std::vector<Segment> segments_;
+};
+
+}  // namespace freshet::speech

@@ -1,0 +1,284 @@
+// Requests with pictures, through the engine: a request's tokens and log-probabilities are the
+// same, bit for bit, alone, in a batch, from the cache, in chunks, after preemption, with drafts
+// and as one of several samples; the prefix cache tells pictures apart; a picture's rows are
+// computed once.
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+#include <future>
+#include <memory>
+
+#include <gtest/gtest.h>
+
+#include "engine/picture_text.h"
+#include "freshet/engine.h"
+#include "kv_cache/block_cache.h"
+#include "layers/model.h"
+#include "media/image_input.h"
+
+namespace freshet {
+namespace {
+
+constexpr int kContext = 400;
+constexpr int kNew = 8;
+
+struct Outcome {
+  std::vector<std::vector<int32_t>> ids;  // [samples]
+  std::vector<uint32_t> logprobs;         // bits
+  int cached = 0;
+  int preemptions = 0;
+  Status error;
+};
+
+void expect_same(const Outcome& a, const Outcome& b, const std::string& how) {
+  EXPECT_EQ(a.ids, b.ids) << how;
+  EXPECT_EQ(a.logprobs, b.logprobs) << how;
+}
+
+// A picture of noise.
+media::Picture noise(int width, int height, uint32_t seed) {
+  media::Picture picture(width, height);
+  for (uint8_t& value : picture.rgb) {
+    seed = seed * 1664525u + 1013904223u;
+    value = static_cast<uint8_t>(seed >> 24);
+  }
+  return picture;
+}
+
+class VisionEngine : public ::testing::TestWithParam<const char*> {
+ protected:
+  static std::string folder() { return FRESHET_UNPACKED_DATA "/seeded/" + std::string(GetParam()); }
+
+  static std::unique_ptr<Engine> load(EngineOptions o = {}) {
+    o.model = folder();
+    o.threads = 2;
+    o.max_model_len = kContext;
+    auto engine = Engine::load(o);
+    EXPECT_TRUE(engine.ok()) << engine.status().message();
+    return engine.ok() ? std::move(*engine) : nullptr;
+  }
+
+  // Text, a picture, text; every third request has a second picture.
+  static Request request_of(const Engine& engine, int which, uint32_t pictures) {
+    const PictureReading& reading = *engine.pictures();
+    Request r;
+    const auto say = [&](int words) {
+      for (int i = 0; i < words; ++i) r.prompt.push_back(3 + (i * 37 + which % 2 * 11) % 70);
+    };
+    const auto show = [&](int width, int height, uint32_t seed) {
+      auto input = media::image_input(noise(width, height, seed), reading.settings);
+      ASSERT_TRUE(input.ok()) << input.status().message();
+      for (const media::PromptPiece& piece : input->prompt) {
+        if (piece.rows == 0) say(2);
+        r.prompt.insert(r.prompt.end(), static_cast<size_t>(piece.rows), reading.token);
+      }
+      r.pictures.push_back(std::make_shared<const media::ImageInput>(*std::move(input)));
+    };
+    say(5 + which * 3);
+    show(40 + which, 60, pictures);
+    say(7);
+    if (which % 3 == 0) {
+      show(64, 40, pictures + 1);
+      say(4);
+    }
+    r.params.max_tokens = kNew;
+    r.params.ignore_eos = true;
+    r.params.logprobs = 1;
+    r.params.seed = static_cast<uint64_t>(which);
+    r.params.temperature = which % 2 == 0 ? 0.0f : 0.8f;
+    return r;
+  }
+
+  static std::vector<Outcome> run(Engine& engine, std::vector<Request> requests, bool together) {
+    std::vector<Outcome> outcomes(requests.size());
+    std::vector<std::promise<void>> done(requests.size());
+    // Together: no token comes before all are submitted, so that those that come later can push.
+    std::promise<void> submitted;
+    const std::shared_future<void> all_submitted = submitted.get_future().share();
+    for (size_t i = 0; i < requests.size(); ++i) {
+      Outcome& o = outcomes[i];
+      Request& r = requests[i];
+      o.ids.resize(static_cast<size_t>(r.params.n));
+      r.on_delta = [&o, together, all_submitted](const Delta& d) {
+        if (together) all_submitted.wait();
+        std::vector<int32_t>& ids = o.ids[static_cast<size_t>(d.index)];
+        ids.insert(ids.end(), d.ids.begin(), d.ids.end());
+        if (!d.error.ok()) o.error = d.error;
+        if (d.index > 0) return;
+        for (const auto& list : d.logprobs) {
+          for (const TokenLogprob& t : list)
+            o.logprobs.push_back(std::bit_cast<uint32_t>(t.logprob));
+        }
+      };
+      r.on_done = [&o, &finished = done[i]](const Usage& u) {
+        o.cached = u.cached_tokens;
+        o.preemptions = u.preemptions;
+        finished.set_value();
+      };
+      const auto id = engine.submit(std::move(r));
+      EXPECT_TRUE(id.ok()) << id.status().message();
+      if (!id.ok()) done[i].set_value();
+      if (!together) done[i].get_future().wait();
+    }
+    submitted.set_value();
+    for (size_t i = 0; together && i < done.size(); ++i) done[i].get_future().wait();
+    return outcomes;
+  }
+
+  static std::vector<Request> all(const Engine& engine) {
+    std::vector<Request> requests;
+    for (int which = 0; which < 8; ++which)
+      requests.push_back(request_of(engine, which, 1 + static_cast<uint32_t>(which % 3)));
+    return requests;
+  }
+
+  static void expect_all(Engine& engine, const std::vector<Outcome>& alone, bool together,
+                         const std::string& how) {
+    const std::vector<Outcome> got = run(engine, all(engine), together);
+    ASSERT_EQ(got.size(), alone.size());
+    for (size_t i = 0; i < got.size(); ++i)
+      expect_same(got[i], alone[i], fmt::format("{}: request {}", how, i));
+  }
+};
+
+TEST_P(VisionEngine, KeepsTheLaw) {
+  EngineOptions plain;
+  plain.enable_prefix_caching = false;
+  const auto first = load(plain);
+  ASSERT_NE(first, nullptr);
+  ASSERT_NE(first->pictures(), nullptr);
+  const std::vector<Outcome> alone = run(*first, all(*first), false);
+  for (const Outcome& o : alone) {
+    EXPECT_TRUE(o.error.ok()) << o.error.message();
+    EXPECT_EQ(o.ids[0].size(), static_cast<size_t>(kNew));
+  }
+  expect_all(*first, alone, true, "together");
+
+  const auto cached = load();
+  expect_all(*cached, alone, true, "sharing prefixes");
+  expect_all(*cached, alone, false, "from the cache");
+
+  for (const int step : {64, 96}) {  // a picture whose rows see one another runs in one step
+    EngineOptions chunked;
+    chunked.max_num_batched_tokens = step;
+    chunked.picture_cache_bytes = 0;
+    expect_all(*load(chunked), alone, true, fmt::format("in steps of {}", step));
+  }
+
+  EngineOptions drafting;
+  drafting.speculative_config =
+      R"({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1})";
+  const auto drafts = load(drafting);
+  ASSERT_NE(drafts, nullptr);
+  expect_all(*drafts, alone, true, "with drafts");
+  EXPECT_GT(drafts->stats().speculation.draft_tokens, 0);
+}
+
+TEST_P(VisionEngine, KeepsTheLawAfterPreemption) {
+  EngineOptions plain;
+  plain.enable_prefix_caching = false;
+  const auto first = load(plain);
+  ASSERT_NE(first, nullptr);
+  // Long enough to be running when requests with better priorities come.
+  const auto long_ones = [](const Engine& engine) {
+    std::vector<Request> requests = all(engine);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      requests[i].params.max_tokens = 100;
+      requests[i].priority = -static_cast<int>(i);
+    }
+    return requests;
+  };
+  const std::vector<Outcome> alone = run(*first, long_ones(*first), false);
+  EngineOptions tight = plain;
+  tight.max_num_batched_tokens = 96;
+  const KvCacheSpec kv = kv_cache_spec(first->model().spec(), ops::KvType::kF16);
+  for (size_t g = 0; g < kv.groups.size(); ++g) {
+    const int32_t most = kv_cache::BlockCache::most_blocks(kv.groups[g], kContext, 96);
+    tight.kv_cache_memory += kv.block_bytes(static_cast<int>(g)) * static_cast<size_t>(most + 2);
+  }
+  const auto crowded = load(tight);
+  ASSERT_NE(crowded, nullptr);
+  const std::vector<Outcome> got = run(*crowded, long_ones(*crowded), true);
+  int preempted = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    expect_same(got[i], alone[i], fmt::format("preempted: request {}", i));
+    preempted += got[i].preemptions;
+  }
+  EXPECT_GT(preempted, 0) << crowded->cache_info().blocks << " blocks";
+}
+
+TEST_P(VisionEngine, SamplesShareThePicture) {
+  const auto engine = load();
+  ASSERT_NE(engine, nullptr);
+  Request several = request_of(*engine, 1, 5);
+  several.params.n = 3;
+  const Outcome together = run(*engine, {several}, false).front();
+  EXPECT_EQ(engine->stats().pictures.computed, 1);
+  EXPECT_NE(together.ids[0], together.ids[1]);
+  EngineOptions fresh;
+  fresh.enable_prefix_caching = false;
+  const auto other = load(fresh);
+  EXPECT_EQ(run(*other, {request_of(*other, 1, 5)}, false).front().ids[0], together.ids[0]);
+}
+
+TEST_P(VisionEngine, TheCacheTellsPicturesApart) {
+  const auto engine = load();
+  ASSERT_NE(engine, nullptr);
+  const Request one = request_of(*engine, 0, 1), other = request_of(*engine, 0, 7);
+  ASSERT_EQ(one.prompt, other.prompt);  // the ids alone are equal
+  const auto before = static_cast<int>(std::ranges::find(one.prompt, engine->pictures()->token) -
+                                       one.prompt.begin());
+  const auto size = static_cast<int>(one.prompt.size());
+  const Outcome a = run(*engine, {one}, false).front();
+  EXPECT_EQ(a.cached, 0);
+  const Outcome b = run(*engine, {other}, false).front();
+  EXPECT_LE(b.cached, before);
+  EXPECT_NE(a.logprobs, b.logprobs);
+  EXPECT_EQ(engine->stats().pictures.computed, 4);
+
+  // The same again: all but the last token is cached, and no row is needed.
+  const Outcome again = run(*engine, {one}, false).front();
+  EXPECT_EQ(again.cached, size - 1);
+  expect_same(again, a, "again");
+  // Under another salt nothing is cached but what the tower made.
+  Request salted = one;
+  salted.cache_salt = "other";
+  const Outcome apart = run(*engine, {salted}, false).front();
+  EXPECT_EQ(apart.cached, 0);
+  expect_same(apart, a, "under another salt");
+  EXPECT_EQ(engine->stats().pictures.computed, 4);
+  EXPECT_EQ(engine->stats().pictures.cached, 2);
+  EXPECT_GT(engine->stats().pictures.cache_bytes, 0);
+}
+
+TEST_P(VisionEngine, RefusesWhatDoesNotFit) {
+  const auto engine = load();
+  ASSERT_NE(engine, nullptr);
+  const auto error_of = [&](const Request& r) {
+    const auto error = engine->check(r);
+    return error ? error->message : std::string();
+  };
+  const Request good = request_of(*engine, 1, 1);
+  EXPECT_EQ(error_of(good), "");
+  Request bad = good;
+  bad.pictures.push_back(bad.pictures.front());
+  EXPECT_NE(error_of(bad).find("image tokens"), std::string::npos) << error_of(bad);
+  bad = good;
+  bad.prompt.push_back(engine->pictures()->token);
+  EXPECT_NE(error_of(bad).find("image tokens"), std::string::npos) << error_of(bad);
+  bad = good;
+  bad.pooling = Pooling::kMean;
+  EXPECT_NE(error_of(bad), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, VisionEngine,
+                         ::testing::Values("llava", "qwen2-5-vl", "qwen3-vl", "gemma3-vision",
+                                           "idefics3"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace freshet
