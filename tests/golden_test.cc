@@ -156,13 +156,11 @@ std::vector<std::string> seeded_decoders() {
     if (!std::filesystem::exists(path)) continue;  // compared with something else than logits
     const auto file = loader::SafetensorsFile::open(path);
     FRESHET_CHECK(file.ok(), "{}", file.status().message());
-    bool ids_alone = false;
+    bool ids_alone = file->find("logits_0") != nullptr;
     for (int i = 0; i < 8; ++i) {
       const std::string number = std::to_string(i);
-      if (file->find("logits_" + number) != nullptr) {
-        ids_alone = file->find("decoder_ids_" + number) == nullptr &&
-                    file->find("pixel_values_" + number) == nullptr;
-      }
+      ids_alone = ids_alone && file->find("decoder_ids_" + number) == nullptr &&
+                  file->find("image_" + number + "_0") == nullptr;
     }
     if (ids_alone) names.push_back(name);
   }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/data/quant: what the storage formats must decode to, and how well others encode.
+"""Writes what tests/data/quant.tar.xz holds (tools/pack_test_data packs it): what the storage formats must decode to, and how well others encode.
 
 For each format of the GGUF package that we read: NAME.blocks (random blocks with the edge cases of
 their scales) and NAME.f32 (the numbers that gguf.quants.dequantize makes of them). input.f32 holds
@@ -350,7 +350,7 @@ def published(out):
 
 def main():
     args = argparse.ArgumentParser()
-    args.add_argument("--out", type=pathlib.Path, default="tests/data/quant")
+    args.add_argument("--out", type=pathlib.Path, default="build/release/tests/data/quant")
     args.add_argument("--ggml", type=ctypes.CDLL)
     args.add_argument("--fp8", action="store_true")
     args.add_argument("--int8", action="store_true")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write tests/data/quant/recipes.json: the type that llama-quantize gives each tensor, for every file type.
+"""Write quant/recipes.json of tests/data/quant.tar.xz: the type that llama-quantize gives each tensor, for every file type.
 
     tools/llama_quantize_types.py LLAMA_QUANTIZE FRESHET OUT.json
 

@@ -459,7 +459,7 @@ void add_run(CLI::App& program, Context& context, Action& action) {
               "With --ids or --inputs: stop at an end-of-text token (default: ignore it)");
   c->add_option("--image", o->images,
                 "A PNG, JPEG or WebP file for a model that reads pictures; may be repeated")
-      ->expected(1);
+      ->allow_extra_args(false);
   c->add_flag("--raw", o->raw,
               "Continue the prompt as it is (default: only if the model has no chat template)");
   c->add_flag("--chat", o->chat,

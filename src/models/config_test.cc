@@ -1,4 +1,4 @@
-// Published configurations against transformers' reading of them (tests/data/configs/expected.json,
+// Published configurations against transformers' reading of them (configs/expected.json,
 // made by tools/golden_configs.py).
 #include <cmath>
 
@@ -11,7 +11,7 @@ namespace freshet::models {
 namespace {
 
 std::string directory() {
-  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/configs/";
+  return FRESHET_UNPACKED_DATA "/configs/";
 }
 
 json::Value read(const std::string& name) {

@@ -18,7 +18,7 @@ namespace freshet::quant {
 namespace {
 
 std::string data_path(const std::string& name) {
-  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/quant/" + name;
+  return FRESHET_UNPACKED_DATA "/quant/" + name;
 }
 
 template <class T>

@@ -1,5 +1,5 @@
 // Importance matrices: files written by the gguf package and by hand, both forms back and forth,
-// merging, and files that lie. tests/data/quant/imatrix.{gguf,dat} have the same contents.
+// merging, and files that lie. quant/imatrix.{gguf,dat} have the same contents.
 #include "quantizer/imatrix.h"
 
 #include <cstdlib>
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-const std::string kData = FRESHET_SOURCE_DIR "/tests/data/quant/imatrix";
+const std::string kData = FRESHET_UNPACKED_DATA "/quant/imatrix";
 constexpr const char* kDense = "blk.0.attn_q.weight";
 constexpr const char* kExperts = "blk.0.ffn_up_exps.weight";
 

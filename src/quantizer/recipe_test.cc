@@ -17,7 +17,7 @@ using testing::HasSubstr;
 
 const json::Value& table() {
   static const json::Value v = [] {
-    std::ifstream file(FRESHET_SOURCE_DIR "/tests/data/quant/recipes.json");
+    std::ifstream file(FRESHET_UNPACKED_DATA "/quant/recipes.json");
     std::stringstream text;
     text << file.rdbuf();
     return json::parse(text.str()).value();

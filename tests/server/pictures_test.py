@@ -341,7 +341,8 @@ class CommandLine(PictureServer):
         self.assertIn("/none.png: no such file",
                       self.freshet("run", model, "--image", "/none.png", "What?", code=2))
         self.assertIn("--raw", self.freshet("run", model, "--raw", "--image", "/none.png", "What?", code=2))
-        self.assertIn("reads text only", self.freshet("run", serving.GOLDEN, "--chat-template", serving.TEMPLATE,
+        text_only = os.path.join(serving.SOURCE, "models/default.gguf")
+        self.assertIn("reads text only", self.freshet("run", text_only, "--chat-template", serving.TEMPLATE,
                                                       "--image", "/none.png", "What?", code=2))
 
 
