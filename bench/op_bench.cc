@@ -4,7 +4,7 @@
 // usage: freshet_op_bench [-t THREADS] [--cpu-isa ISA] [--rounds N] [--tokens N,..]
 //                         [--types T,..] [--shape ROWSxCOLS] |
 //                         [--context N] [--kv-cache-dtype T,..] [--heads N] [--head-dim N]
-//                         [--turns N] |
+//                         [--turns N [--budget N]] |
 //                         [--vocab N]
 //
 // GEMM: multiplies by copies of a matrix in turn, as layers do; the copies together do not fit any
@@ -28,6 +28,7 @@
 #include <vector>
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include "backend/cpu/backend.h"
 #include "backend/cpu/ceilings.h"
@@ -58,6 +59,7 @@ struct Options {
   int64_t vocab = 0;
   int rounds = 5;
   int turns = 0;
+  int budget = 0;  // tokens
 };
 
 struct Bench {
@@ -171,6 +173,7 @@ struct AttentionCase {
   std::string type;
   Buffer cache;
   size_t layer_bytes = 0, layers = 0;
+  ops::BlockSelection selection;
 
   ops::KvView view(size_t i) {
     return {shape, cache.data() + i % layers * layer_bytes,
@@ -203,11 +206,13 @@ struct AttentionInput {
 };
 
 Result<AttentionCase> make_case(Bench& b, const Options& o, AttentionInput& in,
-                                const std::string& type) {
+                                const std::string& type, int budget = 0) {
   AttentionCase c;
-  c.type = type;
+  c.type = budget > 0 ? fmt::format("{}, {} read", type, budget) : type;
+  c.selection.blocks = budget / ops::kBlockTokens;
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType kv_type, ops::kv_type_by_name(type));
   c.shape = {kv_type, kKvHeads, o.head_dim, o.head_dim, false};
+  c.shape.bounded = budget > 0;
   c.layer_bytes = static_cast<size_t>(in.blocks) * c.shape.block_bytes();
   c.layers = std::max<size_t>(2, kBeyondCaches / c.layer_bytes + 1);
   FRESHET_ASSIGN_OR_RETURN(c.cache, Buffer::allocate(c.layers * c.layer_bytes));
@@ -221,9 +226,11 @@ void attend(Bench& b, const Options& o, AttentionInput& in, AttentionCase& c, in
             int layer) {
   const std::vector<int32_t> starts = {0, static_cast<int32_t>(tokens)};
   const ops::AttentionParams params{.heads = o.heads, .scale = 0.125f};
-  b.ops->attention({in.out.data(), tokens, in.cols, in.cols},
-                   {in.q.data(), tokens, in.cols, in.cols}, c.view(static_cast<size_t>(layer)),
-                   in.batch(starts), params);
+  const Matrix out{in.out.data(), tokens, in.cols, in.cols};
+  const Matrix q{in.q.data(), tokens, in.cols, in.cols};
+  const ops::KvView view = c.view(static_cast<size_t>(layer));
+  if (c.selection.blocks == 0) return b.ops->attention(out, q, view, in.batch(starts), params);
+  b.ops->selected_attention(out, q, view, in.batch(starts), params, {&c.selection, 1});
 }
 
 Status bench_attention(Bench& b, const Options& o, const std::string& type) {
@@ -254,6 +261,9 @@ Status bench_turns(Bench& b, const Options& o) {
   for (const std::string& type : o.kv_types) {
     FRESHET_ASSIGN_OR_RETURN(AttentionCase c, make_case(b, o, in, type));
     cases.push_back(std::move(c));
+    if (o.budget == 0) continue;
+    FRESHET_ASSIGN_OR_RETURN(AttentionCase selects, make_case(b, o, in, type, o.budget));
+    cases.push_back(std::move(selects));
   }
   const auto median = [](std::vector<double> v) {
     std::ranges::sort(v);
@@ -276,7 +286,7 @@ Status bench_turns(Bench& b, const Options& o) {
     }
     for (size_t i = 0; i < cases.size(); ++i) {
       const std::string row(b.ops->attention_row(cases[i].shape));
-      std::printf("%-22s %-5s %6lld of %6lld %10.1f us %5.1f GB/s, %.3f times as fast as %s\n",
+      std::printf("%-22s %-15s %6lld of %6lld %10.1f us %5.1f GB/s, %.3f times as fast as %s\n",
                   row.c_str(), cases[i].type.c_str(), static_cast<long long>(tokens),
                   static_cast<long long>(o.context), median(seconds[i]) * 1e6,
                   static_cast<double>(cases[i].layer_bytes) / median(seconds[i]) / 1e9,
@@ -385,6 +395,9 @@ int main(int argc, char** argv) try {
                  "with --context: compare the types, each in turn, this many times; with -t 1 by "
                  "processor time")
       ->check(CLI::Range(1, 10000));
+  app.add_option("--budget", o.budget,
+                 "with --turns: each type also with so many tokens read selectively")
+      ->check(CLI::Range(64, 1 << 24));
   app.add_option("--rounds", o.rounds, "least number of timed calls")
       ->check(CLI::Range(1, 1 << 24));
   CLI11_PARSE(app, argc, argv);

@@ -65,8 +65,10 @@ void add_eval_kv(CLI::App& eval, Context& context, Action& action) {
   c->add_option("text", o->texts, "Text files, each a document of its own")->required();
   std::vector<std::string_view> names;
   for (const eval::KvPolicy& p : eval::kv_policies()) names.push_back(p.name);
-  c->add_option("--policies", o->eval.policies,
-                fmt::format("What to compare: {}", fmt::join(names, ", ")))
+  c->add_option(
+       "--policies", o->eval.policies,
+       fmt::format("What to compare: {}; and quest-N, which reads N tokens from an f16 cache",
+                   fmt::join(names, ", ")))
       ->delimiter(',')
       ->capture_default_str();
   c->add_option("--base", o->eval.base, "What to compare with")->capture_default_str();

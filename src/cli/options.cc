@@ -95,6 +95,12 @@ void add_engine_options(CLI::App& c, RunOptions& o) {
                "pyramidkv, h2o, tova, rkv, keydiff. Changes the text (docs/kv-eviction.md)")
       ->type_name("JSON")
       ->group(group);
+  c.add_option("--sparse-attention", o.sparse_attention,
+               "Let generated tokens read only the keys and values that promise the highest "
+               "scores: a JSON object such as '{\"policy\": \"quest\", \"budget\": 1024}'. "
+               "Changes the text (docs/sparse-attention.md)")
+      ->type_name("JSON")
+      ->group(group);
   c.add_option("--max-model-len", o.max_model_len,
                "Longest sequence in tokens (default: what the model allows and memory can hold)")
       ->check(CLI::Range(1, 1 << 30))
@@ -198,6 +204,7 @@ Result<EngineOptions> engine_options(const RunOptions& o, const std::string& pat
   e.kv_cache_dtype = o.kv_cache_dtype;
   e.kv_cache_skip_layers = o.kv_cache_skip_layers;
   e.kv_eviction = o.kv_eviction;
+  e.sparse_attention = o.sparse_attention;
   e.max_model_len = o.max_model_len;
   if (!o.kv_cache_memory.empty()) {
     FRESHET_ASSIGN_OR_RETURN(e.kv_cache_memory, parse_bytes(o.kv_cache_memory));

@@ -27,6 +27,7 @@ struct RunOptions {
   std::string kv_cache_dtype = "auto";
   std::vector<int> kv_cache_skip_layers;
   std::string kv_eviction;
+  std::string sparse_attention;
   std::string kv_cache_memory;  // "512M"
   double kv_offloading_gib = 0.0;
   std::string kv_offloading_backend = "native";

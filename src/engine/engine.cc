@@ -15,6 +15,7 @@
 #include "engine/plan.h"
 #include "engine/prefix_files.h"
 #include "engine/retention.h"
+#include "engine/sparse.h"
 #include "engine/step_loop.h"
 #include "engine/tiers.h"
 #include "models/pooled_heads.h"
@@ -221,6 +222,7 @@ struct CacheLayout {
   KvTypes types;
   KvCacheSpec kv;
   engine::UsualRetention retention;
+  kv_cache::SparseAttention sparse;
 };
 
 Result<CacheLayout> cache_layout(const EngineOptions& options, const runtime::Compute& compute,
@@ -231,6 +233,8 @@ Result<CacheLayout> cache_layout(const EngineOptions& options, const runtime::Co
   layout.kv = kv_cache_spec(spec, layout.types);
   FRESHET_ASSIGN_OR_RETURN(
       layout.retention, engine::usual_retention(options, compute.device() != nullptr, layout.kv));
+  FRESHET_ASSIGN_OR_RETURN(layout.sparse, engine::usual_sparse(options, compute.device() != nullptr,
+                                                               spec.vision != nullptr, layout.kv));
   return layout;
 }
 
@@ -301,8 +305,11 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
 
 // `whole`: a prompt is one step, and its keys and values are of no use to another.
 Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const MemoryPlan& plan,
-                                             bool whole) {
+                                             const CacheLayout& layout, bool whole) {
   engine::StepLoopOptions l;
+  l.retention = layout.retention.policy;
+  l.scheduler.max_slots = layout.retention.max_slots;
+  l.sparse = layout.sparse;
   l.scheduler.max_num_seqs = plan.max_num_seqs;
   l.scheduler.max_num_batched_tokens = plan.max_num_batched_tokens;
   l.scheduler.max_chunk = whole ? 0 : o.max_prefill_chunk;
@@ -439,14 +446,12 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
                                                    impl->tier_config.host_bytes, layout, *compute));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l,
-                           loop_options(options, plan, reads_both_ways(spec)));
+                           loop_options(options, plan, layout, reads_both_ways(spec)));
   if (spec.encoder != nullptr) {
     // Keys and values of the decoder's tokens depend on what the encoder has read.
     l.share_prefixes = false;
     l.decoder_start = impl->decoder_start = read_decoder_start(checkpoint);
   }
-  l.retention = layout.retention.policy;
-  l.scheduler.max_slots = layout.retention.max_slots;
   impl->cache = describe_cache(options, plan, l.share_prefixes);
   impl->keeps_prefixes = engine::keeps_prefixes(spec, plan.groups, l.share_prefixes);
   if (impl->tier_config.wanted()) FRESHET_RETURN_IF_ERROR(impl->keeps_prefixes);

@@ -39,6 +39,7 @@ std::unique_ptr<LiveRequest> make_live_request(uint64_t id, Request request,
     r.eviction = std::make_shared<const kv_cache::EvictionSchedule>(
         *eviction_schedule(*r.retention, *defaults.cache));
   }
+  r.sparse = *sparse_of(request, defaults.sparse);
   r.request = std::move(request);
   r.outputs = make_outputs(r, services);
   return live;
@@ -58,6 +59,7 @@ scheduler::NewRequest order_of(const LiveRequest& live, int64_t now) {
   order.tenant = tenant_number(r.tenant);
   order.salt = r.cache_salt;
   order.eviction = live.eviction;
+  order.sparse = live.sparse;
   if (r.deadline_s > 0)
     order.deadline = now + std::max<int64_t>(1, std::llround(r.deadline_s * 1e6));
   for (const auto& output : live.outputs) output->announce(order);

@@ -10,6 +10,7 @@
 
 #include "engine/outputs/request_output.h"
 #include "engine/retention.h"
+#include "engine/sparse.h"
 #include "engine/tower_rows.h"
 #include "freshet/engine.h"
 #include "scheduler/scheduler.h"
@@ -29,6 +30,7 @@ struct LiveRequest {
   bool started = false;                    // a step was scheduled for it
   bool over = false;                       // its outputs have all they asked for
   std::unique_ptr<LivePictures> pictures;  // nullptr: there are none
+  kv_cache::SparseAttention sparse;
 };
 
 // What decides how a request is read, of the loop's options.
@@ -38,6 +40,7 @@ struct RequestDefaults {
   std::vector<int32_t> eos;  // ids that end a text, ascending
   kv_cache::Retention retention = {};
   const KvCacheSpec* cache = nullptr;
+  kv_cache::SparseAttention sparse = {};
 };
 
 // REQUIRES: find_error(request, ...) found none (request_check.h). `services` must outlive it.

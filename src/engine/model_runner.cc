@@ -59,6 +59,7 @@ void ModelRunner::clear(Turn& turn, const Step& step) {
   b.context_len.clear();
   b.logit_rows.clear();
   b.scored.clear();
+  b.sparse.clear();
   b.state_saves.clear();
   runtime::clear_picture_tokens(b);
   turn.order.clear();
@@ -105,6 +106,10 @@ void ModelRunner::add(Turn& turn, size_t item, const StepItem& part, const Seque
   b.query_start.push_back(tokens);
   b.context_len.push_back(part.first + part.count);
   if (part.first + part.count > s.scored_from) score(turn, part, s);
+  if (const kv_cache::SparseAttention& sparse = s.request->sparse; sparse.selects()) {
+    b.sparse.resize(b.context_len.size());
+    b.sparse.back() = {s.prompt_tokens, sparse.budget / ops::kBlockTokens, sparse.dense_layers};
+  }
   turn.first_row[item] = std::ssize(b.logit_rows);
   for (int32_t i = tokens - part.logits; i < tokens; ++i) b.logit_rows.push_back(i);
   if (part.logits > 0 && part.branch < 0)
@@ -214,6 +219,7 @@ void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler,
     b.encoder_inputs.back().sequence = static_cast<int>(row);
   }
   if (!b.state_saves.empty()) b.state_saves.resize(b.token_ids.size(), -1);
+  if (!b.sparse.empty()) b.sparse.resize(b.context_len.size());
   describe_rows(turn, step, describe);
   fill_tables(turn, step, scheduler);
   FRESHET_CHECK(std::ssize(b.logit_rows) * vocab_ * 4 <= static_cast<int64_t>(logits_.size()),

@@ -30,6 +30,25 @@ std::optional<RequestError> find_retention_error(const Request& r, const Request
   return {};
 }
 
+std::optional<RequestError> find_sparse_error(const Request& r, const RequestLimits& limits) {
+  const auto sparse = sparse_of(r, limits.sparse);
+  if (!sparse.ok()) return wrong("sparse_attention", "{}", sparse.status().message());
+  if (!sparse->selects()) return {};
+  if (!limits.sparse.selects()) {
+    return wrong("sparse_attention",
+                 "sparse_attention needs a server that was started with --sparse-attention");
+  }
+  const char* const other = r.params.beam_width > 0              ? "beam search"
+                            : r.pooling != Pooling::kNone        ? "embeddings"
+                            : *retention_of(r, limits.retention) ? "kv_eviction"
+                                                                 : nullptr;
+  if (other == nullptr) return {};
+  return wrong("sparse_attention",
+               "sparse_attention does not go with {}; \"sparse_attention\": {{\"policy\": "
+               "\"none\"}} switches it off",
+               other);
+}
+
 std::optional<RequestError> find_pooling_error(const Request& r, const RequestLimits& limits) {
   if (r.pooling == Pooling::kNone && !limits.generates) {
     return wrong("prompt",
@@ -165,6 +184,7 @@ std::optional<RequestError> find_error(const Request& r, const RequestLimits& li
                  "synthetic acceptance is chosen in --speculative-config only, for all requests");
   }
   if (auto error = find_retention_error(r, limits)) return error;
+  if (auto error = find_sparse_error(r, limits)) return error;
   const int sequences = std::max(r.params.n, r.params.beam_width);
   if (sequences > limits.max_num_seqs) {
     return wrong("n", "{} sequences in one request: at most {} run at once (max_num_seqs)",

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "engine/retention.h"
+#include "engine/sparse.h"
 #include "freshet/engine.h"
 #include "layers/spec.h"
 
@@ -32,6 +33,8 @@ struct RequestLimits {
   const ModelSpec* spec = nullptr;     // needed if `sees`
   bool sees = false;                   // the model has a tower for pictures
   int64_t most_tokens_together = 0;    // of a prompt, in one step
+  // Of requests that name none. If it does not select, keys have no bounds and none may.
+  kv_cache::SparseAttention sparse = {};
 };
 
 // The first thing that is wrong with `request`.

@@ -106,7 +106,7 @@ std::optional<RequestError> StepLoop::check(const Request& request) const {
                     {runner_.vocab(), steps.max_model_len, steps.max_num_seqs, has_tokenizer_,
                      options_.drafter != nullptr, generates_, options_.heads.classifier.has_value(),
                      token_types_, encoder_, runner_.evicts() ? &runner_.cache().spec() : nullptr,
-                     options_.retention, &spec_, sees_, scheduler_->chunk()});
+                     options_.retention, &spec_, sees_, scheduler_->chunk(), options_.sparse});
 }
 
 Result<uint64_t> StepLoop::submit(Request request) {
@@ -530,7 +530,7 @@ void StepLoop::empty_inbox() {
 void StepLoop::begin(uint64_t id, Request request) {
   auto live = make_live_request(id, std::move(request),
                                 {options_.scheduler.max_model_len, options_.seed, options_.eos,
-                                 options_.retention, &runner_.cache().spec()},
+                                 options_.retention, &runner_.cache().spec(), options_.sparse},
                                 services_);
   const int64_t now = now_us();
   scheduler::NewRequest order = order_of(*live, now);

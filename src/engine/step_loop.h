@@ -68,6 +68,8 @@ struct StepLoopOptions {
   // Of requests that name none; nullptr: they keep all keys. Goes with the scheduler's max_slots.
   kv_cache::Retention retention;
   size_t picture_cache_bytes = 0;  // of what the tower made of pictures
+  // Of requests that name none. If it selects, the cache bounds its keys.
+  kv_cache::SparseAttention sparse;
 };
 
 class StepLoop {

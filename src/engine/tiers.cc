@@ -98,9 +98,9 @@ std::string cache_identity(const EngineOptions& o, const loader::Checkpoint& che
     text += fmt::format("group {} {}", group.window, group.chunk);
     for (const int layer : group.layers) {
       const ops::KvShape& s = cache.layers[static_cast<size_t>(layer)].shape;
-      text +=
-          fmt::format(" {}:{}:{}:{}:{}:{}{}", layer, ops::name_of(s.type), s.kv_heads, s.key_dim,
-                      s.value_dim, s.block_bytes(), s.value_is_key_prefix ? "p" : "");
+      text += fmt::format(" {}:{}:{}:{}:{}:{}{}{}", layer, ops::name_of(s.type), s.kv_heads,
+                          s.key_dim, s.value_dim, s.block_bytes(), s.value_is_key_prefix ? "p" : "",
+                          s.bounded ? "b" : "");
     }
     text += "\n";
   }

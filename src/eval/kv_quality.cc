@@ -34,6 +34,28 @@ KvPolicy policy_of(ops::KvType type) {
   return p;
 }
 
+// "quest-512": tokens read selectively from an f16 cache.
+std::optional<KvPolicy> quest_policy(std::string_view name) {
+  constexpr std::string_view kPrefix = "quest-";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const auto made = kv_cache::make_sparse_attention(
+      fmt::format("{{\"policy\": \"quest\", \"budget\": {}}}", name.substr(kPrefix.size())));
+  if (!made.ok()) return std::nullopt;
+  KvPolicy p;
+  p.name = name;
+  p.apply = [sparse = *made](SessionOptions& s) {
+    s.kv_cache_dtype = "f16";
+    s.sparse = sparse;
+  };
+  p.bytes_per_token = [](const ModelSpec& spec, int64_t) {
+    size_t bytes = 0;
+    for (const auto& [s, state_bytes] : with_bounds(kv_cache_spec(spec, ops::KvType::kF16)).layers)
+      bytes += state_bytes > 0 ? 0 : s.block_bytes() / ops::kBlockTokens;
+    return static_cast<double>(bytes);
+  };
+  return p;
+}
+
 json::Value error_or_null(double error, int64_t windows) {
   return windows < 2 ? json::Value(nullptr) : json::Value(error);
 }
@@ -127,12 +149,17 @@ std::span<const KvPolicy> kv_policies() {
 Result<std::vector<KvPolicy>> kv_policies_by_name(std::span<const std::string> names) {
   std::vector<KvPolicy> found;
   for (const std::string& name : names) {
+    if (auto quest = quest_policy(name)) {
+      found.push_back(std::move(*quest));
+      continue;
+    }
     const auto policy = std::ranges::find(kv_policies(), name, &KvPolicy::name);
     if (policy == kv_policies().end()) {
       std::vector<std::string_view> known;
       for (const KvPolicy& p : kv_policies()) known.push_back(p.name);
-      return invalid_argument("there is no policy {} of keys and values; there are {}", name,
-                              fmt::join(known, " "));
+      return invalid_argument(
+          "there is no policy {} of keys and values; there are {} quest-N (N from 64)", name,
+          fmt::join(known, " "));
     }
     found.push_back(*policy);
   }

@@ -43,7 +43,17 @@ Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
 }
 
 Status Session::make_cache() {
-  const KvCacheSpec spec = kv_cache_spec(model().spec(), kv_types_);
+  KvCacheSpec spec = kv_cache_spec(model().spec(), kv_types_);
+  if (options_.sparse.selects()) {
+    bool any = false;
+    for (size_t g = 0; g < spec.groups.size(); ++g)
+      any = any || spec.may_select(static_cast<int>(g));
+    if (!any || compute_->device() != nullptr) {
+      return unsupported("no layer of {} can read keys and values selectively{}", options_.model,
+                         compute_->device() != nullptr ? " on a GPU; use --device cpu" : "");
+    }
+    spec = with_bounds(spec);
+  }
   std::vector<int32_t> pools;
   group_blocks_.clear();
   for (const KvGroup& group : spec.groups) {
@@ -54,7 +64,7 @@ Status Session::make_cache() {
     if (all > INT32_MAX) return resource_exhausted("{} blocks of cache are too many", all);
     pools.push_back(static_cast<int32_t>(all));
   }
-  FRESHET_ASSIGN_OR_RETURN(cache_, loaded_->make_cache(kv_types_, pools));
+  FRESHET_ASSIGN_OR_RETURN(cache_, loaded_->make_cache(spec, pools));
   length_.assign(static_cast<size_t>(options_.sequences), 0);
   encoded_.assign(static_cast<size_t>(options_.sequences), 0);
   state_group_ = spec.state_group();
@@ -94,6 +104,7 @@ void Session::fill_batch(std::span<const Piece> pieces) {
   batch_.context_len.clear();
   batch_.logit_rows.clear();
   batch_.encoder_inputs.clear();
+  batch_.sparse.clear();
   runtime::clear_picture_tokens(batch_);
   const int axes = position_axes(model().spec());
   for (size_t g = 0; g < batch_.tables.size(); ++g) {
@@ -123,6 +134,8 @@ void Session::fill_batch(std::span<const Piece> pieces) {
                   options_.context);
     batch_.query_start.push_back(first + count);
     batch_.context_len.push_back(static_cast<int32_t>(length));
+    if (const kv_cache::SparseAttention& sparse = options_.sparse; sparse.selects())
+      batch_.sparse.push_back({0, sparse.budget / ops::kBlockTokens, sparse.dense_layers});
     fill_tables(piece, static_cast<int>(batch_.context_len.size()) - 1);
     for (int64_t r = piece.logits_from; r >= 0 && r < count; ++r)
       batch_.logit_rows.push_back(first + static_cast<int32_t>(r));

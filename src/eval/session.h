@@ -13,6 +13,7 @@
 
 #include "base/status.h"
 #include "eval/pictures.h"
+#include "kv_cache/sparse_attention.h"
 #include "runtime/loaded_model.h"
 
 namespace freshet::eval {
@@ -28,6 +29,8 @@ struct SessionOptions : runtime::LoadOptions {
   std::shared_ptr<runtime::LoadedModel> loaded;
   std::string kv_cache_dtype = "auto";    // f32 in the reference path, f16 otherwise
   std::vector<int> kv_cache_skip_layers;  // that keep what auto means
+  // Every token reads selectively, not only generated ones.
+  kv_cache::SparseAttention sparse;
   int sequences = 1;
   int64_t context = 0;     // tokens a sequence may grow to
   int64_t batch = 512;     // most tokens of a run()

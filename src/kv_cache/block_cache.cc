@@ -285,9 +285,10 @@ void BlockCache::slide(BlockTable& table, int32_t computed) {
   }
 }
 
-void BlockCache::computed(BlockTable& table, std::span<const int32_t> tokens, int32_t computed) {
+void BlockCache::computed(BlockTable& table, std::span<const int32_t> tokens, int32_t computed,
+                          int32_t shared) {
   if (options_.share_prefixes && !table.evicts()) {
-    while ((table.registered + 1) * kBlockTokens <= computed) {
+    while ((table.registered + 1) * kBlockTokens <= std::min(computed, shared)) {
       offer(table,
             tokens.subspan(static_cast<size_t>(table.registered) * kBlockTokens, kBlockTokens));
     }

@@ -22,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -134,9 +135,10 @@ class BlockCache {
   static int32_t most_blocks(const KvGroup& group, int32_t end, int32_t chunk);
   int32_t most_blocks_in(int group, int32_t end, int32_t chunk) const;
 
-  // The first `computed` of `tokens` are in the cache now: adds full blocks to the tree and drops
-  // blocks outside of windows.
-  void computed(BlockTable& table, std::span<const int32_t> tokens, int32_t computed);
+  // The first `computed` of `tokens` are in the cache now: adds full blocks to the tree, of the
+  // first `shared` tokens, and drops blocks outside of windows.
+  void computed(BlockTable& table, std::span<const int32_t> tokens, int32_t computed,
+                int32_t shared = std::numeric_limits<int32_t>::max());
   // A second table over the blocks of the first `computed` tokens.
   BlockTable fork(const BlockTable& table, int32_t computed);
   // Leaves the first kept[g] of the slots of `computed` tokens in fresh blocks, for groups that

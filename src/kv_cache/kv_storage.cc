@@ -16,14 +16,38 @@ size_t KvCacheSpec::block_bytes(int group) const {
   return bytes;
 }
 
-bool KvCacheSpec::may_evict(int group) const {
-  const KvGroup& g = groups[static_cast<size_t>(group)];
+namespace {
+
+// Whether every query of the group sees all tokens before it alike, and `allowed` holds for all
+// layers.
+bool sees_all(const KvCacheSpec& spec, int group, bool (*allowed)(const ops::KvShape&)) {
+  const KvGroup& g = spec.groups[static_cast<size_t>(group)];
   if (g.kind != KvKind::kTokens || g.cross > 0 || g.window > 0 || g.chunk > 0 || g.two_way)
     return false;
-  return std::ranges::none_of(g.layers, [&](int layer) {
-    const ops::KvShape& shape = layers[static_cast<size_t>(layer)].shape;
-    return shape.biased || ops::has_int4(shape.type);
+  return std::ranges::all_of(g.layers, [&](int layer) {
+    const ops::KvShape& shape = spec.layers[static_cast<size_t>(layer)].shape;
+    return !shape.biased && allowed(shape);
   });
+}
+
+}  // namespace
+
+bool KvCacheSpec::may_evict(int group) const {
+  return sees_all(*this, group, [](const ops::KvShape& s) { return !ops::has_int4(s.type); });
+}
+
+bool KvCacheSpec::may_select(int group) const {
+  return sees_all(*this, group, [](const ops::KvShape& s) { return !s.value_is_key_prefix; });
+}
+
+KvCacheSpec with_bounds(const KvCacheSpec& spec) {
+  KvCacheSpec bounded = spec;
+  for (size_t g = 0; g < spec.groups.size(); ++g) {
+    if (!spec.may_select(static_cast<int>(g))) continue;
+    for (const int layer : spec.groups[g].layers)
+      bounded.layers[static_cast<size_t>(layer)].shape.bounded = true;
+  }
+  return bounded;
 }
 
 KvCacheSpec group_by_layer(const KvCacheSpec& spec) {

@@ -87,7 +87,13 @@ struct KvCacheSpec {
   // Whether keys of live sequences may be evicted from the group. Where distances decide what a
   // query sees, a key has to stay in the slot of its position; 4-bit codes cannot be moved.
   bool may_evict(int group) const;
+  // Whether queries may read a selection of the group's blocks. Latent attention may not: its one
+  // head of keys is short to read already.
+  bool may_select(int group) const;
 };
+
+// Bounds the keys of the groups whose blocks may be selected.
+KvCacheSpec with_bounds(const KvCacheSpec& spec);
 
 // Gives each layer with full attention a group of its own.
 KvCacheSpec group_by_layer(const KvCacheSpec& spec);

@@ -49,6 +49,20 @@ std::span<const ops::ScoredQueries> scored_of(const Step& step, int cache_layer,
   return room;
 }
 
+std::span<const ops::BlockSelection> selections_of(const Step& step, int cache_layer,
+                                                   std::vector<ops::BlockSelection>& room) {
+  room.clear();
+  if (!step.cache.layer(cache_layer).shape.bounded) return room;
+  bool any = false;
+  for (const SparseRows& rows : step.batch.sparse) {
+    const bool selects = rows.blocks > 0 && cache_layer >= rows.dense_layers;
+    room.push_back({rows.from, selects ? rows.blocks : 0});
+    any = any || selects;
+  }
+  if (!any) room.clear();
+  return room;
+}
+
 ops::StateView states_of(const Step& step, int cache_layer) {
   return step.cache.states(cache_layer);
 }
@@ -128,7 +142,11 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
       all.attend.o.bias = w.kv_scales.out_bias.data();
   }
   std::vector<ops::ScoredQueries> scored;
-  if (attends) all.attend.scored = scored_of(step, cache_layer, scored);
+  std::vector<ops::BlockSelection> selections;
+  if (attends) {
+    all.attend.scored = scored_of(step, cache_layer, scored);
+    all.attend.selections = selections_of(step, cache_layer, selections);
+  }
   if (!attends || !spec.output_gate) return step.ops.qkv_attention(all);
   const Matrix gate = step.arena.matrix(tokens, all.attend.out.cols);
   const ops::Product gates[] = {product_of(w.gate, gate)};

@@ -101,6 +101,7 @@ bool take_logit_rows(const ForwardBatch& batch, std::span<const int> groups, For
   to.positions.clear();
   to.query_start.assign(1, 0);
   to.context_len.clear();
+  to.sparse.clear();
   to.axis_positions.clear();
   to.spans.clear();
   to.views.clear();
@@ -124,6 +125,7 @@ bool take_logit_rows(const ForwardBatch& batch, std::span<const int> groups, For
     if (*first != end - (row - first)) return false;
     to.query_start.push_back(static_cast<int32_t>(to.token_ids.size()));
     to.context_len.push_back(batch.context_len[s]);
+    if (!batch.sparse.empty()) to.sparse.push_back(batch.sparse[s]);
     for (const int group : groups) {
       const BlockTables& from = batch.tables[static_cast<size_t>(group)];
       BlockTables& table = to.tables[static_cast<size_t>(group)];

@@ -64,6 +64,13 @@ struct ScoredTokens {
   kv_cache::KeyScores* scores = nullptr;
 };
 
+// Queries of a sequence that read only a selection of its blocks, where keys are bounded.
+struct SparseRows {
+  int32_t from = 0;          // positions from here on
+  int32_t blocks = 0;        // that they read; 0: no query selects
+  int32_t dense_layers = 0;  // the first layers of the cache, whose queries read everything
+};
+
 struct ForwardBatch {
   std::vector<int32_t> token_ids;  // [tokens]
   // Empty, or [tokens]: the logits row of the previous batch whose sampled token this is; -1: the
@@ -100,6 +107,7 @@ struct ForwardBatch {
   // Empty, or [tokens]: the rows of pictures that the token sees by cross-attention. A token with
   // an empty range stands before all pictures. It attends to all rows, as transformers has it.
   std::vector<ops::KeyRange> views;
+  std::vector<SparseRows> sparse;  // empty, or [sequences]; on the host only
 
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int sequences() const { return static_cast<int>(context_len.size()); }

@@ -65,6 +65,9 @@ ops::StateBatch state_batch_of(const Step& step, int cache_layer);
 // The step's tokens to score in a layer of the cache. `room` holds the result.
 std::span<const ops::ScoredQueries> scored_of(const Step& step, int cache_layer,
                                               std::vector<ops::ScoredQueries>& room);
+// How the step's sequences select blocks in a layer of the cache; empty: every query reads all.
+std::span<const ops::BlockSelection> selections_of(const Step& step, int cache_layer,
+                                                   std::vector<ops::BlockSelection>& room);
 // The model's rope of that index; nullptr for -1: no rotation.
 const RopeSpec* rope_of(const Step& step, int rope);
 

@@ -8,8 +8,14 @@ size_t KvShape::head_bytes() const {
   return kBlockTokens * token;
 }
 
-size_t KvShape::block_bytes() const {
+size_t KvShape::bounds_at() const {
   return (static_cast<size_t>(kv_heads) * head_bytes() + 63) / 64 * 64;
+}
+
+size_t KvShape::block_bytes() const {
+  if (!bounded) return bounds_at();
+  const size_t bounds = sizeof(uint16_t) * 2 * static_cast<size_t>(kv_heads * key_dim);
+  return bounds_at() + (bounds + 63) / 64 * 64;
 }
 
 Status check_shape(const KvShape& shape) {

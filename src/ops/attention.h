@@ -24,8 +24,12 @@ struct KvShape {
   int value_dim = 0;
   bool value_is_key_prefix = false;  // MLA: a value is the first value_dim features of its key
   bool biased = false;               // attention adds AttentionParams::distance_bias or ::slopes
-  size_t head_bytes() const;         // of one KV head in a block, scales included
-  size_t block_bytes() const;        // of one block of this layer, a multiple of 64
+  // Behind the heads, a block has bounds of its keys: BF16 [kv_heads, 2, key_dim], the least and
+  // the greatest number of each feature, rounded outward. Only those of full blocks are valid.
+  bool bounded = false;
+  size_t head_bytes() const;   // of one KV head in a block, scales included
+  size_t bounds_at() const;    // where the bounds begin in a block
+  size_t block_bytes() const;  // of one block of this layer, a multiple of 64
 };
 
 // Whether any kernel can serve the shape: a value that is part of its key (MLA) is not stored in
@@ -64,6 +68,9 @@ struct AttentionBatch {
   const int32_t* block_tables = nullptr;  // [sequences, table_stride]
   int64_t table_stride = 0;
   std::span<const KeyRange> ranges = {};  // empty, or [tokens]
+  // > 0: every KV head has a table of its own, this many entries apart in its sequence's
+  // table_stride. 0: all heads share one.
+  int64_t head_stride = 0;
   int sequences() const { return static_cast<int>(context_len.size()); }
 };
 
@@ -76,6 +83,13 @@ struct ScoredQueries {
   int64_t stride = 0;       // at least the sequence's context_len
 };
 inline constexpr float kScoreUnits = 0x1p30f;  // of a weight of 1
+
+// Of a sequence whose keys are bounded: queries in slots from `from` on read at most `blocks`
+// blocks (Ops::selected_attention()).
+struct BlockSelection {
+  int32_t from = 0;
+  int32_t blocks = 0;  // 0: all queries read everything
+};
 
 struct AttentionParams {
   int heads = 0;

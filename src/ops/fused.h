@@ -73,6 +73,8 @@ struct Attend {
   AttentionParams params;
   Product o;                                   // may be absent
   std::span<const ScoredQueries> scored = {};  // Ops::key_scores() of the queries, on the host only
+  // Empty, or [sequences]: Ops::selected_attention(), on the host only.
+  std::span<const BlockSelection> selections = {};
 };
 
 // A layer's attention from its input to its output projection. Without q, keys and values are

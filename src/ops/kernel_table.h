@@ -138,7 +138,7 @@ struct AttentionKernel {
                     int to_slot, int head);
 };
 
-// The inner loops of Ops::key_scores().
+// The inner loops of Ops::key_scores() and Ops::selected_attention().
 struct ScoreKernel {
   const char* name;
   CpuIsa isa;
@@ -149,6 +149,11 @@ struct ScoreKernel {
   // Adds the softmax of n scores, in whole units, to `sums`. n is a multiple of kBlockTokens;
   // scores may be overwritten. `sink`: a logit that adds to the denominator only, or nullptr.
   void (*add_weights)(float* scores, int64_t n, const float* sink, int64_t* sums);
+  // The sum over the rows of q, [rows, key_dim], of sum_d q_d * (greatest[d] + least[d]) +
+  // spread * |q_d| * (greatest[d] - least[d]); infinite if that is not a number. Bounds are BF16;
+  // key_dim is a multiple of 8.
+  float (*promise)(const float* q, int rows, const uint16_t* least, const uint16_t* greatest,
+                   int key_dim, float spread);
 };
 
 // Row-wise element kernels, one set per instruction set. Each call handles one row (or one head).

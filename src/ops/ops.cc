@@ -193,7 +193,9 @@ void Ops::store_kv(const KvView& cache, const Matrix& k, const Matrix& v,
                 s.kv_heads, s.key_dim, s.value_dim);
   check_batch("store_kv", k.rows, cache, batch, true);
   if (Device* d = device(); d != nullptr && k.rows > 0) return d->store_kv(cache, k, v, batch);
-  if (k.rows > 0) impl_->attention_for(s).store(cache, k, v, batch, impl_->pool);
+  if (k.rows == 0) return;
+  impl_->attention_for(s).store(cache, k, v, batch, impl_->pool);
+  if (s.bounded) bound_keys(cache, batch);
 }
 
 void Ops::attention(const Matrix& out, const Matrix& q, const KvView& cache,

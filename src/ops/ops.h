@@ -124,13 +124,21 @@ class Ops {
   void rope(const Matrix& x, int heads, int head_dim, int offset, int rotary_dim, bool interleaved,
             const float* cos_sin);
 
-  // Stores new keys and values, rounded to the cache's type, in their blocks. k: [tokens, kv_heads
-  // * key_dim].
+  // Stores new keys and values, rounded to the cache's type, in their blocks, and the bounds of the
+  // blocks that they fill, if keys are bounded. k: [tokens, kv_heads * key_dim].
   void store_kv(const KvView& cache, const Matrix& k, const Matrix& v, const AttentionBatch& batch);
   // Causal attention of the batch's queries over the cache. q: [tokens, heads * key_dim], out:
   // [tokens, heads * value_dim].
   void attention(const Matrix& out, const Matrix& q, const KvView& cache,
                  const AttentionBatch& batch, const AttentionParams& params);
+
+  // Attention in which some queries read only a selection of their sequence's blocks: for each KV
+  // head the first block, the newest ones, and those whose bounds promise its query heads the
+  // highest scores (ops_select.cc). Ties go to the earlier block. Queries with no more blocks than
+  // that read all of them. selections: [sequences]. Host only.
+  void selected_attention(const Matrix& out, const Matrix& q, const KvView& cache,
+                          const AttentionBatch& batch, const AttentionParams& params,
+                          std::span<const BlockSelection> selections);
 
   // Adds the softmax weights of the scored queries, as attention() weighs them, to the sums: whole
   // numbers of 1 / kScoreUnits, so that no order of adding matters. Host only.
@@ -229,6 +237,7 @@ class Ops {
   struct Impl;
   explicit Ops(std::unique_ptr<Impl> impl);
   void run_matmul(const Matrix& x, std::span<const Product> products);
+  void bound_keys(const KvView& cache, const AttentionBatch& batch);
   bool run_gated_by_pieces(const GatedMlp& mlp);
   void run_shared_expert(const MoeBlock& block);
   std::unique_ptr<Impl> impl_;

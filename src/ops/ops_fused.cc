@@ -65,7 +65,11 @@ void Ops::heads(const Heads& h) {
 void Ops::attend(const Attend& a) {
   if (Device* d = device(); d != nullptr && impl_->hooks == nullptr && d->attend(a)) return;
   heads(a.heads);
-  attention(a.out, a.heads.q.x, a.heads.cache, a.heads.batch, a.params);
+  if (a.selections.empty()) {
+    attention(a.out, a.heads.q.x, a.heads.cache, a.heads.batch, a.params);
+  } else {
+    selected_attention(a.out, a.heads.q.x, a.heads.cache, a.heads.batch, a.params, a.selections);
+  }
   if (!a.scored.empty()) key_scores(a.heads.q.x, a.heads.cache, a.heads.batch, a.params, a.scored);
   if (present(a.o)) matmul(a.out, {&a.o, 1});
 }

@@ -21,6 +21,21 @@ struct MatmulCall {
   int64_t act_row_bytes = 0;
 };
 
+// A batch in which every query that selects is a sequence of its own.
+struct SelectedBatch {
+  struct Part {
+    int32_t sequence = 0;  // of the batch that was given
+    int32_t token = 0;     // its last query
+    int32_t blocks = 0;    // that it reads
+    int32_t of = 0;        // the blocks up to its last query
+  };
+  std::vector<Part> parts;
+  std::vector<int32_t> query_start, context_len, tables;
+  std::vector<float> scores;    // [workers, blocks]
+  std::vector<int32_t> ranked;  // [workers, blocks]
+  std::vector<float> queries;   // [workers, query heads of a KV head, key_dim]
+};
+
 struct Ops::Impl {
   ThreadPool& pool;
   Capabilities capabilities;
@@ -30,6 +45,7 @@ struct Ops::Impl {
   const VectorKernels* vector = nullptr;
   const ScoreKernel* scores = nullptr;
   std::vector<float> kv_scratch;                // of ops_kv.cc; grows to the longest sequence
+  SelectedBatch selected;                       // of ops_select.cc; grows likewise
   std::array<const ActEncoder*, 4> encoders{};  // [ActKind]; nullptr if no planned kernel needs one
   Arena arena;
   size_t scratch_bytes = 0;        // reserved in the arena, or on the device

@@ -149,9 +149,8 @@ void Ops::gather_kv(const KvView& cache, std::span<const int32_t> from, std::spa
 void Ops::read_keys(const KvView& cache, std::span<const int32_t> blocks, int head, int32_t slots,
                     float* keys) const {
   const KvShape& s = cache.shape;
-  FRESHET_CHECK(
-      impl_->device == nullptr && !has_int4(s.type) && blocks_of(slots) <= std::ssize(blocks),
-      "read_keys of {} slots in {} blocks", slots, blocks.size());
+  FRESHET_CHECK(impl_->device == nullptr && blocks_of(slots) <= std::ssize(blocks),
+                "read_keys of {} slots in {} blocks", slots, blocks.size());
   const AttentionKernel& layout = impl_->attention_for(s);
   std::vector<float> block(static_cast<size_t>(kBlockTokens * s.key_dim));
   for (int32_t b = 0; b < blocks_of(slots); ++b) {

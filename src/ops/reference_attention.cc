@@ -109,8 +109,10 @@ struct Slot {
   int64_t index;  // within the block
 };
 
-Slot slot_of(const KvView& cache, const AttentionBatch& batch, int sequence, int64_t position) {
-  const int32_t* table = batch.block_tables + sequence * batch.table_stride;
+Slot slot_of(const KvView& cache, const AttentionBatch& batch, int sequence, int64_t position,
+             int head) {
+  const int32_t* table =
+      batch.block_tables + sequence * batch.table_stride + head * batch.head_stride;
   const int32_t id = table[position / kBlockTokens];
   return {cache.data + static_cast<size_t>(id) * cache.shape.block_bytes(),
           position % kBlockTokens};
@@ -162,7 +164,7 @@ void store(const KvView& cache, const Matrix& k, const Matrix& v, const Attentio
   const KvTypeInfo& type = info(s.type);
   pool.parallel_for(k.rows, [&](int64_t token, int) {
     const Place place = place_of(batch, token);
-    const Slot slot = slot_of(cache, batch, place.sequence, place.position);
+    const Slot slot = slot_of(cache, batch, place.sequence, place.position, 0);
     std::vector<float> rotated;
     const auto put = [&](const KvFormat& f, const float* x, int n, const Stored& to) {
       if (f.rotated) {
@@ -294,7 +296,7 @@ void attend(const Matrix& out, const Matrix& q, const KvView& cache, const Atten
   }
   const int sequence = place_of(batch, first).sequence;
   for (int64_t p = scratch.rows[0].first; p <= scratch.rows[n - 1].last; ++p) {
-    const Slot slot = slot_of(cache, batch, sequence, p);
+    const Slot slot = slot_of(cache, batch, sequence, p, kv_head);
     const Stored key = stored_at(s, slot, kv_head, false);
     const Stored value = stored_at(s, slot, kv_head, true);
     read_row(type.key, key.codes, s.key_dim, key.scales, scratch.key);

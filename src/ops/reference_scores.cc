@@ -1,8 +1,10 @@
-// The inner loops of Ops::key_scores() in double.
+// The inner loops of Ops::key_scores() and Ops::selected_attention() in double.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "ops/reference.h"
+#include "tensor/dtype.h"
 
 namespace freshet::ops {
 namespace {
@@ -27,7 +29,20 @@ void add_weights(float* scores, int64_t n, const float* sink, int64_t* sums) {
   }
 }
 
-constexpr ScoreKernel kScoreRows[] = {{"scores.reference", CpuIsa::kScalar, dots, add_weights}};
+float promise(const float* q, int rows, const uint16_t* least, const uint16_t* greatest,
+              int key_dim, float spread) {
+  double sum = 0.0;
+  for (int r = 0; r < rows; ++r, q += key_dim) {
+    for (int d = 0; d < key_dim; ++d) {
+      const double low = double{bf16_to_f32(least[d])}, high = double{bf16_to_f32(greatest[d])};
+      sum += double{q[d]} * (high + low) + double{spread} * std::abs(double{q[d]}) * (high - low);
+    }
+  }
+  return std::isnan(sum) ? std::numeric_limits<float>::infinity() : static_cast<float>(sum);
+}
+
+constexpr ScoreKernel kScoreRows[] = {
+    {"scores.reference", CpuIsa::kScalar, dots, add_weights, promise}};
 
 }  // namespace
 

@@ -243,7 +243,8 @@ void Offload::save(Sequence& s) {
 void Offload::swap_out(Sequence& s) {
   // Without a node in the tree nothing is shared, and tokens alone do not tell what a block holds.
   if (s.computed == 0 || s.blocks.empty() || s.blocks.node == kv_cache::kNoNode) return;
-  const int32_t full = std::min(s.computed / kBlockTokens, s.blocks.registered);
+  const int32_t computed = s.sharable(s.computed);
+  const int32_t full = std::min(computed / kBlockTokens, s.blocks.registered);
   std::vector<BlockUnit> units;
   const auto add = [&](const BlockKey& k, int32_t i, int32_t tokens) {
     for (int g = 0; g < cache_.groups(); ++g) {
@@ -252,9 +253,10 @@ void Offload::swap_out(Sequence& s) {
     }
   };
   for (int32_t i = 0; i < full; ++i) add(key(s, i), i, kBlockTokens);
-  const int32_t tail = s.computed % kBlockTokens;
-  if (tail > 0 && full == s.computed / kBlockTokens) add(tail_key(s, s.computed), full, tail);
-  if (units.empty() || !store_.pays(units, s.computed, true)) return;
+  // Beside what may not be shared the last block is of no use.
+  const int32_t tail = computed < s.computed ? 0 : computed % kBlockTokens;
+  if (tail > 0 && full == computed / kBlockTokens) add(tail_key(s, computed), full, tail);
+  if (units.empty() || !store_.pays(units, computed, true)) return;
   for (const BlockUnit& unit : units) {
     if (!store_.store(unit, true)) break;
   }

@@ -374,7 +374,7 @@ std::span<const int32_t> Scheduler::may_be_cached(const Sequence& s) const {
   if (s.compute_all) return {};
   int32_t most = s.logits_from >= 0 ? std::min(s.logits_from, s.size() - 1) : s.size() - 1;
   // Queries that are scored have to run, and nothing behind an eviction is in the tree.
-  most = std::min({most, s.scored_from, s.evict_at - 1});
+  most = s.sharable(std::min({most, s.scored_from, s.evict_at - 1}));
   return std::span(s.cached_as()).first(static_cast<size_t>(most));
 }
 

@@ -127,6 +127,7 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   r->arrival = now_;
   r->deadline = request.deadline;
   r->eviction = std::move(request.eviction);
+  r->sparse = request.sparse;
   if (r->deadline > 0) deadlines_.emplace(r->deadline, r->id);
 
   auto s = std::make_unique<Sequence>();
@@ -282,7 +283,7 @@ void Scheduler::ran(const Step& step) {
     queue_.charge(*s.request, of_prompt + int64_t{2} * (item.count - of_prompt));
     s.computed = item.first + item.count - item.draft;
     if (s.logits_from >= 0) s.logits_from = std::max(s.logits_from, s.computed);
-    cache_.computed(s.blocks, s.cached_as(), s.computed);
+    cache_.computed(s.blocks, s.cached_as(), s.computed, s.sharable(s.computed));
     if (item.draft == 0) cache_.settle(s.blocks, s.computed);
     if (offload_) offload_->save(s);
     if (s.pin_tokens >= kv_cache::kBlockTokens && s.computed >= s.pin_tokens) pin(s);
@@ -345,7 +346,7 @@ void Scheduler::commit(SequenceId sequence, std::span<const int32_t> tokens) {
   }
   if (tokens.size() > 1) {  // accepted drafts are in the cache already
     s.computed = s.size() - 1;
-    cache_.computed(s.blocks, s.cached_as(), s.computed);
+    cache_.computed(s.blocks, s.cached_as(), s.computed, s.sharable(s.computed));
   }
   cache_.settle(s.blocks, s.computed);
 }

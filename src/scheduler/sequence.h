@@ -15,6 +15,7 @@
 #include "kv_cache/block_cache.h"
 #include "kv_cache/block_key.h"
 #include "kv_cache/retention/schedule.h"
+#include "kv_cache/sparse_attention.h"
 #include "scheduler/pictures.h"
 
 namespace freshet::scheduler {
@@ -56,6 +57,7 @@ struct NewRequest {
   // nullptr: all keys are kept. No drafts may be set for such a request.
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
   std::vector<PictureSpan> pictures;  // rows of the prompt that are pictures'; ascending
+  kv_cache::SparseAttention sparse;   // what generated tokens read
 };
 
 // A fixed total order of sequences. When blocks run out, better ranks keep theirs.
@@ -150,6 +152,9 @@ struct Sequence {
   // Whether the last token is expected, but not known yet (Scheduler::expect).
   bool expects() const { return !tokens.empty() && tokens.back() == kExpected; }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
+  // Of the first `count` tokens, those whose keys and values follow from the tokens alone and may
+  // be shared: where generated tokens read selectively, the prompt's.
+  int32_t sharable(int32_t count) const;
   bool awaits_token() const { return computed == size(); }
   const Branch* branch_of(const StepItem& item) const {
     return item.branch < 0 ? nullptr : &branches[static_cast<size_t>(item.branch)];
@@ -174,6 +179,7 @@ struct Request {
   int64_t deadline = 0;
   uint64_t batch = 0;  // the step that admitted it
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
+  kv_cache::SparseAttention sparse;
   int32_t cached_tokens = 0;  // of the prompt, found in the cache at first admission
   int32_t preemptions = 0;
   // The encoder's output: all sequences read it, from the first start to the request's end.
@@ -183,6 +189,10 @@ struct Request {
   std::vector<SequenceId> sequences;
   WaitTimes waited{};  // of all its sequences together
 };
+
+inline int32_t Sequence::sharable(int32_t count) const {
+  return request->sparse.selects() && count > prompt_tokens ? prompt_tokens : count;
+}
 
 // Keys of a sequence that are evicted: of each group that has a table in `before`, slots of these
 // blocks go to the blocks `after`.

@@ -59,6 +59,7 @@ void Answer::run(std::vector<std::vector<int32_t>> prompts, const SamplingParams
     request.tenant = options_.tenant;
     request.cache_salt = options_.cache_salt;
     request.kv_eviction = options_.kv_eviction;
+    request.sparse_attention = options_.sparse_attention;
     request.deadline_s = options_.timeout_s;
     request.on_delta = [self = shared_from_this(), p](const Delta& d) {
       self->push({Event::Kind::kDelta, p, d, {}, {}, Clock::now()});

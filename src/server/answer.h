@@ -70,6 +70,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
     std::string tenant;  // for fair scheduling between callers
     std::string cache_salt;
     std::string kv_eviction;
+    std::string sparse_attention;
     double timeout_s = 0.0;
     double max_predict_s = 0.0;  // since the first token, then to the end of the line. 0: none
     // Gets the prompt and the answer of a request for one sample when it has ended.

@@ -476,6 +476,7 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   probe.params = params;
   probe.pictures = pictures;
   probe.kv_eviction = request.kv_eviction;
+  probe.sparse_attention = request.sparse_attention;
   for (std::vector<int32_t>& prompt : prompts) {  // check all before submitting any
     probe.prompt.swap(prompt);
     const auto error = engine_.check(probe);
@@ -491,6 +492,7 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   options.tenant = cache_salt(exchange->request(), {});
   options.cache_salt = cache_salt(exchange->request(), request.cache_salt);
   options.kv_eviction = request.kv_eviction;
+  options.sparse_attention = request.sparse_attention;
   options.timeout_s = request.timeout_s;
   options.max_predict_s = request.max_predict_s;
   if (!options_.slot_save_path.empty()) {

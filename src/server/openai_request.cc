@@ -176,6 +176,8 @@ void read_common(Fields& fields, CommonRequest& r, const RequestLimits& limits, 
   fields.read("id_slot", r.id_slot, -1, SlotTexts::kSlots - 1);
   if (const json::Value* eviction = fields.get("kv_eviction"))
     r.kv_eviction = json::write(*eviction);
+  if (const json::Value* sparse = fields.get("sparse_attention"))
+    r.sparse_attention = json::write(*sparse);
   fields.read("return_token_ids", r.return_token_ids);
   fields.read("return_tokens_as_token_ids", r.tokens_as_ids);
   read_truncation(fields, r);

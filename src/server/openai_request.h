@@ -39,9 +39,10 @@ struct CommonRequest {
   int priority = 0;
   std::string request_id;
   std::string user;
-  std::string cache_salt;   // mixed with the salt of the API key
-  std::string kv_eviction;  // a JSON object, or empty
-  int id_slot = -1;         // llama-server's: where the text is remembered; -1: slot 0
+  std::string cache_salt;        // mixed with the salt of the API key
+  std::string kv_eviction;       // a JSON object, or empty
+  std::string sparse_attention;  // likewise
+  int id_slot = -1;              // llama-server's: where the text is remembered; -1: slot 0
   bool return_token_ids = false;
   bool tokens_as_ids = false;  // logprobs show tokens as "token_id:N"
   bool add_special_tokens = true;

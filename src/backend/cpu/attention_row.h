@@ -145,7 +145,7 @@ class Tiles {
       t.value_scales_at +=
           sizeof(uint16_t) * kBlock * static_cast<size_t>(ops::scales_of(shape.key_dim));
     }
-    t.table = batch_.block_tables + s * batch_.table_stride;
+    t.table = batch_.block_tables + s * batch_.table_stride + head * batch_.head_stride;
     t.group = group();
     const int64_t token = batch_.query_start[static_cast<size_t>(s)];
     t.q = q_.row(token) + head * t.group * shape.key_dim;
@@ -258,6 +258,7 @@ constexpr ops::AttentionKernel row(const char* name, ops::CpuIsa isa) {
              size_t bytes) { run(kIsa, out, q, cache, batch, params, pool, scratch, bytes); },
           scratch_bytes,
           [](const KvShape& shape, const uint8_t* block, int head, float* keys) {
+            if (ops::has_int4(shape.type)) return KvCodes(shape).read_keys(block, head, keys);
             if (kIsa.store_head != nullptr) return KvTiles(shape).read_keys(block, head, keys);
             KvRows(shape).read_keys(block, head, keys);
           },

@@ -1,5 +1,5 @@
 // The layouts of a block of the cache, for reading single keys and moving single slots.
-// attention_row.h and attention_tiles.inl write these layouts and describe them.
+// attention_row.h, attention_tiles.inl and attention_coded.h write these layouts and describe them.
 #pragma once
 
 #include <bit>
@@ -137,6 +137,34 @@ class KvTiles {
   static size_t value_at(int d, int slot) {
     return static_cast<size_t>(d / 16 * 16 * 32 + slot / 4 * 64 + d % 16 * 4 + slot % 4);
   }
+
+  const ops::KvShape& s_;
+};
+
+// Caches with 4-bit codes (attention_coded.h). Rotated keys stay rotated.
+class KvCodes {
+ public:
+  explicit KvCodes(const ops::KvShape& shape) : s_(shape) {}
+
+  void read_keys(const uint8_t* block, int head, float* keys) const {
+    const uint8_t* const at = block + static_cast<size_t>(head) * s_.head_bytes();
+    const ops::KvFormat& format = ops::info(s_.type).key;
+    const auto* const scales =
+        reinterpret_cast<const uint16_t*>(at + kSlots * ops::code_bytes(format, s_.key_dim));
+    const bool packed = format.code == ops::KvCode::kInt4;
+    for (int d = 0; d < s_.key_dim; ++d) {
+      for (int t = 0; t < kSlots; ++t) {
+        const int word = (packed ? d / 8 : d / 4) * kSlots + t;
+        const int byte = at[word * 4 + d % 4];
+        const int code = packed ? (d % 8 < 4 ? byte & 15 : byte >> 4) - 8 : byte - 128;
+        keys[d * kSlots + t] =
+            static_cast<float>(code) * f16_to_f32(scales[d / ops::kScaledFeatures * kSlots + t]);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kSlots = ops::kBlockTokens;
 
   const ops::KvShape& s_;
 };

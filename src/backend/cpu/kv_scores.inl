@@ -1,8 +1,9 @@
-// The inner loops of Ops::key_scores(), as plain code over vectors of 16 numbers that the compiler
-// maps to the instruction set of the including source. Define FRESHET_SCORES: the row's name in
-// C++.
+// The inner loops of Ops::key_scores() and Ops::selected_attention(), as plain code over vectors of
+// 16 numbers that the compiler maps to the instruction set of the including source. Define
+// FRESHET_SCORES: the row's name in C++.
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "ops/kernel_table.h"
 
@@ -17,6 +18,8 @@ namespace {
 
 using F16x = float __attribute__((vector_size(64)));
 using I16x = int32_t __attribute__((vector_size(64)));
+using U16x = uint32_t __attribute__((vector_size(64)));
+using Half16x = uint16_t __attribute__((vector_size(32)));
 
 inline F16x load(const float* p) {
   F16x v;
@@ -91,6 +94,56 @@ void add_weights(float* scores, int64_t n, const float* sink, int64_t* sums) {
     const I16x whole = __builtin_convertvector(load(scores + i) * units + 0.5f, I16x);
     for (int l = 0; l < 16; ++l) sums[i + l] += whole[l];
   }
+}
+
+// Sixteen BF16 numbers; above `n` zeros.
+inline F16x load_bf16(const uint16_t* p, int n) {
+  Half16x half = {};
+  if (n >= 16) {
+    std::memcpy(&half, p, sizeof half);
+  } else {
+    std::memcpy(&half, p, static_cast<size_t>(n) * sizeof(uint16_t));
+  }
+  const U16x bits = __builtin_convertvector(half, U16x) << 16;
+  F16x v;
+  std::memcpy(&v, &bits, sizeof v);
+  return v;
+}
+
+template <int R>
+inline float promise_rows(const float* q, const uint16_t* least, const uint16_t* greatest,
+                          int key_dim, float spread) {
+  F16x acc[R] = {};
+  for (int d = 0; d < key_dim; d += 16) {
+    const int n = key_dim - d;
+    const F16x low = load_bf16(least + d, n), high = load_bf16(greatest + d, n);
+    const F16x middle = high + low, width = (high - low) * spread;
+    for (int r = 0; r < R; ++r) {
+      F16x x = {};
+      if (n >= 16) {
+        x = load(q + r * key_dim + d);
+      } else {
+        std::memcpy(&x, q + r * key_dim + d, static_cast<size_t>(n) * sizeof(float));
+      }
+      acc[r] += x * middle + (x < 0.0f ? -x : x) * width;
+    }
+  }
+  F16x all = acc[0];
+  for (int r = 1; r < R; ++r) all += acc[r];
+  float part[8], four[4];
+  for (int l = 0; l < 8; ++l) part[l] = all[l] + all[l + 8];
+  for (int l = 0; l < 4; ++l) four[l] = part[l] + part[l + 4];
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+float promise(const float* q, int rows, const uint16_t* least, const uint16_t* greatest,
+              int key_dim, float spread) {
+  float sum = 0.0f;
+  int r = 0;
+  for (; r + 4 <= rows; r += 4)
+    sum += promise_rows<4>(q + r * key_dim, least, greatest, key_dim, spread);
+  for (; r < rows; ++r) sum += promise_rows<1>(q + r * key_dim, least, greatest, key_dim, spread);
+  return sum == sum ? sum : std::numeric_limits<float>::infinity();
 }
 
 }  // namespace

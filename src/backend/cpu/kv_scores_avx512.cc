@@ -5,6 +5,6 @@
 namespace freshet::cpu {
 
 const ops::ScoreKernel kScoresAvx512 = {"scores.avx512", ops::CpuIsa::kAvx512, scores_avx512::dots,
-                                        scores_avx512::add_weights};
+                                        scores_avx512::add_weights, scores_avx512::promise};
 
 }  // namespace freshet::cpu

@@ -5,6 +5,6 @@
 namespace freshet::cpu {
 
 const ops::ScoreKernel kScoresNeon = {"scores.neon", ops::CpuIsa::kNeon, scores_neon::dots,
-                                      scores_neon::add_weights};
+                                      scores_neon::add_weights, scores_neon::promise};
 
 }  // namespace freshet::cpu

@@ -1,0 +1,222 @@
+// Attention over selected blocks (after Quest), and the bounds of keys that select them.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "ops/hadamard.h"
+#include "ops/ops_impl.h"
+#include "tensor/dtype.h"
+
+namespace freshet::ops {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// A block's promise is the score of the middle between its bounds, and this share of what its
+// widest key could add. The full share, an upper bound, favours blocks of unlike keys: reading 512
+// of 2,048 tokens it loses twice as much.
+constexpr float kSpread = 0.15f;
+// Of the blocks that are read without looking: the newest ones besides the query's own. The first
+// block is read too, because softmax leaves there the weight that no key deserves.
+int32_t newest_read(int32_t blocks) {
+  return std::min(3, blocks / 8);
+}
+
+int32_t blocks_for(int64_t slots) {
+  return static_cast<int32_t>((slots + kBlockTokens - 1) / kBlockTokens);
+}
+
+// The least BF16 number that is not below x.
+uint16_t bf16_above(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const auto high = static_cast<uint16_t>(bits >> 16);
+  const bool exact = (bits & 0xFFFF) == 0;
+  return exact || (bits >> 31) != 0 ? high : static_cast<uint16_t>(high + 1);
+}
+uint16_t bf16_below(float x) {
+  return static_cast<uint16_t>(bf16_above(-x) ^ 0x8000);
+}
+
+// keys: [key_dim, kBlockTokens]. A key that is not a number makes its bounds infinite.
+void write_bounds(const float* keys, int key_dim, uint16_t* least, uint16_t* greatest) {
+  for (int d = 0; d < key_dim; ++d, keys += kBlockTokens) {
+    float low = kInfinity, high = -kInfinity;
+    for (int t = 0; t < kBlockTokens; ++t) {
+      const bool number = !std::isnan(keys[t]);
+      low = std::min(low, number ? keys[t] : -kInfinity);
+      high = std::max(high, number ? keys[t] : kInfinity);
+    }
+    least[d] = bf16_below(low);
+    greatest[d] = bf16_above(high);
+  }
+}
+
+uint16_t* bounds_of(const KvShape& s, uint8_t* block, int head) {
+  return reinterpret_cast<uint16_t*>(block + s.bounds_at()) + int64_t{head} * 2 * s.key_dim;
+}
+
+// Blocks are too far apart for the processor to see where the next bounds are.
+constexpr int32_t kAhead = 8;  // blocks
+void prefetch(const void* from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const uint8_t*>(from) + i);
+}
+
+// Every query that selects becomes a sequence of its own; those in front stay together.
+void split(const AttentionBatch& batch, std::span<const BlockSelection> selections,
+           SelectedBatch& to) {
+  to.parts.clear();
+  to.query_start.assign(1, 0);
+  to.context_len.clear();
+  const auto add = [&](size_t sequence, int32_t token, int32_t slots, int32_t most) {
+    const int32_t of = blocks_for(slots), blocks = std::min(of, most);
+    to.parts.push_back({static_cast<int32_t>(sequence), token, blocks, of});
+    to.query_start.push_back(token + 1);
+    to.context_len.push_back(slots - (of - blocks) * kBlockTokens);
+  };
+  for (size_t s = 0; s < batch.context_len.size(); ++s) {
+    const int32_t start = batch.query_start[s], end = batch.query_start[s + 1];
+    const int32_t first = batch.context_len[s] - (end - start);  // slot of the first query
+    int32_t whole = end - start;                                 // queries that read everything
+    if (const BlockSelection& rule = selections[s]; rule.blocks > 0) {
+      const int64_t from = std::max<int64_t>(rule.from, int64_t{rule.blocks} * kBlockTokens);
+      whole = static_cast<int32_t>(std::clamp<int64_t>(from - first, 0, whole));
+    }
+    if (whole > 0) add(s, start + whole - 1, first + whole, std::numeric_limits<int32_t>::max());
+    for (int32_t token = start + whole; token < end; ++token)
+      add(s, token, first + (token - start) + 1, selections[s].blocks);
+  }
+}
+
+// Leaves the `count` best blocks in front, ascending. Ties go to the earlier block.
+void choose(std::span<const float> scores, std::span<int32_t> blocks, int32_t count) {
+  std::iota(blocks.begin(), blocks.end(), 0);
+  std::ranges::nth_element(blocks, blocks.begin() + count, [&](int32_t a, int32_t b) {
+    const float x = scores[static_cast<size_t>(a)], y = scores[static_cast<size_t>(b)];
+    return x != y ? x > y : a < b;
+  });
+  std::sort(blocks.begin(), blocks.begin() + count);
+}
+
+// Fills the block tables of parts.
+struct BlockChooser {
+  const Matrix& q;
+  const KvView& cache;
+  const AttentionBatch& batch;
+  const ScoreKernel& kernel;
+  int group;     // query heads of a KV head
+  int64_t most;  // blocks of a part
+  SelectedBatch& room;
+
+  // The queries of the heads, rotated if keys are.
+  const float* queries(const SelectedBatch::Part& part, int head, int worker) const {
+    const int dim = cache.shape.key_dim;
+    const float* const from = q.row(part.token) + int64_t{head} * group * dim;
+    if (!info(cache.shape.type).key.rotated) return from;
+    float* const rotated = room.queries.data() + int64_t{worker} * group * dim;
+    std::copy_n(from, group * dim, rotated);
+    for (int h = 0; h < group; ++h) hadamard(rotated + h * dim, dim);
+    return rotated;
+  }
+
+  void fill(const SelectedBatch::Part& part, int head, int worker, int32_t* to) const {
+    const KvShape& s = cache.shape;
+    const int32_t* const from = batch.block_tables + part.sequence * batch.table_stride;
+    if (part.blocks == part.of) {
+      std::copy_n(from, part.of, to);
+      return;
+    }
+    const int32_t others = part.of - 1;  // all but the query's own block
+    float* const scores = room.scores.data() + worker * most;
+    int32_t* const ranked = room.ranked.data() + worker * most;
+    const float* const query = queries(part, head, worker);
+    const size_t bounds_bytes = sizeof(uint16_t) * 2 * static_cast<size_t>(s.key_dim);
+    const auto bounds_in = [&](int32_t b) {
+      return bounds_of(s, cache.data + static_cast<size_t>(from[b]) * s.block_bytes(), head);
+    };
+    for (int32_t b = 0; b < others; ++b) {
+      if (b + kAhead < others) prefetch(bounds_in(b + kAhead), bounds_bytes);
+      const uint16_t* const bounds = bounds_in(b);
+      scores[b] = kernel.promise(query, group, bounds, bounds + s.key_dim, s.key_dim, kSpread);
+    }
+    scores[0] = kInfinity;
+    std::fill(scores + others - newest_read(part.blocks), scores + others, kInfinity);
+    choose({scores, static_cast<size_t>(others)}, {ranked, static_cast<size_t>(others)},
+           part.blocks - 1);
+    for (int32_t b = 0; b + 1 < part.blocks; ++b) to[b] = from[ranked[b]];
+    to[part.blocks - 1] = from[others];
+  }
+};
+
+}  // namespace
+
+// Bounds the blocks that the batch's tokens fill.
+void Ops::bound_keys(const KvView& cache, const AttentionBatch& batch) {
+  const KvShape& s = cache.shape;
+  const AttentionKernel& layout = impl_->attention_for(s);
+  std::vector<int32_t>& full = impl_->selected.tables;
+  full.clear();
+  for (size_t i = 0; i < batch.context_len.size(); ++i) {
+    const int32_t queries = batch.query_start[i + 1] - batch.query_start[i];
+    const int32_t* table = batch.block_tables + static_cast<int64_t>(i) * batch.table_stride;
+    const int32_t end = batch.context_len[i] / kBlockTokens;
+    for (int32_t b = (batch.context_len[i] - queries) / kBlockTokens; b < end; ++b)
+      full.push_back(table[b]);
+  }
+  if (full.empty()) return;
+  const size_t floats = static_cast<size_t>(kBlockTokens * s.key_dim);
+  std::vector<float>& scratch = impl_->kv_scratch;
+  scratch.resize(std::max(scratch.size(), floats * static_cast<size_t>(impl_->pool.size())));
+  impl_->pool.parallel_for(std::ssize(full) * s.kv_heads, [&](int64_t i, int worker) {
+    const auto head = static_cast<int>(i % s.kv_heads);
+    uint8_t* const block =
+        cache.data +
+        static_cast<size_t>(full[static_cast<size_t>(i / s.kv_heads)]) * s.block_bytes();
+    float* const keys = scratch.data() + static_cast<size_t>(worker) * floats;
+    layout.read_keys(s, block, head, keys);
+    uint16_t* const bounds = bounds_of(s, block, head);
+    write_bounds(keys, s.key_dim, bounds, bounds + s.key_dim);
+  });
+}
+
+void Ops::selected_attention(const Matrix& out, const Matrix& q, const KvView& cache,
+                             const AttentionBatch& batch, const AttentionParams& params,
+                             std::span<const BlockSelection> selections) {
+  const KvShape& s = cache.shape;
+  FRESHET_CHECK(device() == nullptr && s.bounded && params.window == 0 && batch.ranges.empty() &&
+                    batch.head_stride == 0 && selections.size() == batch.context_len.size(),
+                "selected_attention of {} selections for {} sequences: on a device, without "
+                "bounds, or with a window or ranges",
+                selections.size(), batch.context_len.size());
+  SelectedBatch& room = impl_->selected;
+  split(batch, selections, room);
+  const std::vector<SelectedBatch::Part>& parts = room.parts;
+  if (std::ranges::none_of(parts, [](const auto& p) { return p.blocks < p.of; }))
+    return attention(out, q, cache, batch, params);
+  int64_t head_stride = 0, most = 0;
+  for (const SelectedBatch::Part& part : parts) {
+    head_stride = std::max<int64_t>(head_stride, part.blocks);
+    most = std::max<int64_t>(most, part.of);
+  }
+  const int64_t stride = head_stride * s.kv_heads;
+  const int group = params.heads / s.kv_heads;
+  const int64_t workers = impl_->pool.size();
+  const auto grow = [](auto& list, int64_t size) {
+    list.resize(std::max(list.size(), static_cast<size_t>(size)));
+  };
+  grow(room.tables, stride * std::ssize(parts));
+  grow(room.scores, most * workers);
+  grow(room.ranked, most * workers);
+  grow(room.queries, group * s.key_dim * workers);
+  const BlockChooser chooser{q, cache, batch, *impl_->scores, group, most, room};
+  impl_->pool.parallel_for(std::ssize(parts) * s.kv_heads, [&](int64_t i, int worker) {
+    chooser.fill(parts[static_cast<size_t>(i / s.kv_heads)], static_cast<int>(i % s.kv_heads),
+                 worker, room.tables.data() + i * head_stride);
+  });
+  attention(out, q, cache,
+            {room.query_start, room.context_len, room.tables.data(), stride, {}, head_stride},
+            params);
+}
+
+}  // namespace freshet::ops
