@@ -1,4 +1,4 @@
-// Shared by the single-query kernels: their tasks, and how KV splits are merged.
+// Shared by the decode kernels: their tasks, and how KV splits are merged.
 #pragma once
 
 #include "backend/cuda/attention/decode_kv_operands.cuh"
@@ -10,7 +10,7 @@ inline constexpr int kRowsOfTile = 16;
 inline constexpr int kMostRun = 32;            // KV splits per task
 inline constexpr int kMostCounters = 1 << 16;  // row tiles per batch
 
-// Division by a number known at launch, of numbers below 2^24 by numbers below 2^16.
+// Division by a divisor known at launch; dividends are below 2^24, divisors below 2^16.
 struct Divisor {
   int by;
   uint64_t times;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void sync_summing() {
   asm volatile("bar.sync 1, %0;" ::"n"(kSumming) : "memory");
 }
 
-// A lane's adjacent pair j of row r + 8 g, and its distance in features from the first pair.
+// A lane's adjacent pair j of row lane / 4 + 8 r, and its distance in features from the first pair.
 template <class T, int kTilesOfWarp>
 __device__ __forceinline__ float2 pair_of(const Sums<kTilesOfWarp, T::kRows>& sums, int r, int j) {
   const auto& acc = sums.acc;
