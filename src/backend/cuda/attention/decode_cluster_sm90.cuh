@@ -80,8 +80,9 @@ __device__ __forceinline__ Part part_of(const Range& w, int z, int pieces) {
   return p;
 }
 
-// One warp: a lane a block of the cache. The one that holds the query's own place comes when all
-// that was started before has ended, if that fills it. Returns that block, if it is of the piece.
+// Producer warp: one lane per block of the cache. The block that contains the query's own position
+// is copied only after the previous kernel has ended if that kernel writes it (`stored`). Returns
+// that block's id if it belongs to the split.
 template <class T>
 __device__ __forceinline__ int64_t copy_piece(Piece<T>& s, const AttentionArgs& a, const Range& w,
                                               const Part& p, bool stored) {
