@@ -190,8 +190,9 @@ struct AttentionArgs {
   // place of itself and the keys before it. Within a sequence, neither bound decreases from one
   // query to the next.
   const int32_t* ranges;
-  // nullptr, or [heads][2 bias_reach + 1]: what the score of a key gets by its distance from the
-  // query, which is clamped (ops::AttentionParams). Queries are the last tokens of their context.
+  // nullptr, or [heads][2 bias_reach + 1]: the bias that a score gets by the distance between key
+  // and query, which is clamped (ops::AttentionParams). Queries are the last tokens of their
+  // context.
   const float* distance_bias;
   int32_t bias_reach;
 };
