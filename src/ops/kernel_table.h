@@ -1,4 +1,6 @@
-// Tables of kernels. A backend fills one; Ops chooses from it.
+// Tables of the CPU kernels. The backend fills them (backend/cpu/table.cc); Ops chooses from them.
+// The CUDA kernels have tables of their own (backend/cuda/runtime/kernel_row.h and, for GEMMs,
+// backend/cuda/gemm/gemm_rows.h).
 //
 // A row is a named implementation of one op. Rows are listed best first. Ops picks the first row
 // that the processor can run and that supports the problem, once when a model is planned and not
