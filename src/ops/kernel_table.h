@@ -144,16 +144,16 @@ struct AttentionKernel {
 struct ScoreKernel {
   const char* name;
   CpuIsa isa;
-  // out[r * stride + t]: the product of row r of q, [rows, key_dim], and key t of a block's keys,
-  // [key_dim, kBlockTokens].
+  // out[r * stride + t]: the dot product of row r of q, [rows, key_dim], and key t of a block's
+  // keys, [key_dim, kBlockTokens].
   void (*dots)(const float* q, int rows, const float* keys, int key_dim, float* out,
                int64_t stride);
   // Adds the softmax of n scores, in whole units, to `sums`. n is a multiple of kBlockTokens;
   // scores may be overwritten. `sink`: a logit that adds to the denominator only, or nullptr.
   void (*add_weights)(float* scores, int64_t n, const float* sink, int64_t* sums);
-  // The sum over the rows of q, [rows, key_dim], of sum_d q_d * (greatest[d] + least[d]) +
-  // spread * |q_d| * (greatest[d] - least[d]); infinite if that is not a number. Bounds are BF16;
-  // key_dim is a multiple of 8.
+  // The promise of a block: the sum over the rows of q, [rows, key_dim], of sum_d q_d *
+  // (greatest[d] + least[d]) + spread * |q_d| * (greatest[d] - least[d]); infinite if that is NaN.
+  // Bounds are BF16; key_dim is a multiple of 8.
   float (*promise)(const float* q, int rows, const uint16_t* least, const uint16_t* greatest,
                    int key_dim, float spread);
 };
