@@ -93,7 +93,7 @@ struct MatmulKernel {
   size_t (*packed_bytes)(int64_t rows, int64_t cols);
   // Packs panel `panel` (16 rows); rows[r] is nullptr past the last row. Called in parallel.
   void (*pack_panel)(uint8_t* packed, int64_t panel, const uint8_t* const* rows, int64_t cols);
-  // Decodes row `row` to F32 (embedding look-ups), bit-equal to quant::decode.
+  // Decodes row `row` to F32 (embedding lookups), bit-equal to quant::decode.
   void (*unpack_row)(const uint8_t* packed, int64_t row, int64_t cols, float* out);
   // Computes panels [first, last) of the GEMM for all tokens. `act` is x in the kernel's ActKind.
   void (*run)(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes, int64_t first,

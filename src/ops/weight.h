@@ -22,7 +22,7 @@ struct MatmulKernel;
 inline constexpr int kPackedVersion = 1;
 
 // The use that a weight is packed for: a device may need a different byte order for each. Tables
-// are used for look-ups, and may be used in GEMMs too.
+// are used for lookups, and may be used in GEMMs too.
 enum class Use : uint8_t { kProducts, kExperts, kTable };
 
 struct Weight {

@@ -548,8 +548,8 @@ struct Tile {
   int queries, context, query_start;
 };
 
-// The tile of a block that walks contexts; the tiles of all sequences are numbered consecutively.
-// All lanes of a warp call this.
+// The tile of a block that processes whole contexts; the tiles of all sequences are numbered
+// consecutively. All lanes of a warp call this.
 __device__ __forceinline__ Tile find_tile(const BatchArgs& b, int group, int rows_per_block,
                                           int index) {
   const int lane = static_cast<int>(threadIdx.x % 32);

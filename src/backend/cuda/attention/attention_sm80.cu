@@ -215,7 +215,7 @@ __device__ __forceinline__ void write_rows(const Sums<VT>& sums, const Attention
   }
 }
 
-// grid: tiles, key heads, slices of values x KV splits (KV splits only if `split`).
+// Grid: tiles, KV heads, slices of values x KV splits (KV splits only if `split`).
 template <CacheType kType, int VT>
 __global__ void __launch_bounds__(256)
     attention_kernel(const __grid_constant__ AttentionArgs a,

@@ -23,11 +23,11 @@ struct Divisor {
 };
 
 struct Plan {
-  Divisor tiles;      // row tiles per key head
+  Divisor tiles;      // row tiles per KV head
   Divisor all_tiles;  // of all sequences
-  Divisor heads;      // key heads
+  Divisor heads;      // KV heads
   Divisor run;        // KV splits per task
-  int group;          // query heads per key head
+  int group;          // query heads per KV head
   int pieces;         // the most KV splits that a row sees
   int tasks;
   int slots;  // pipeline stages per block
@@ -55,7 +55,7 @@ struct Range {
   int runs, first_chunk, last_chunk;  // last < first: empty
 };
 
-// The task of a [sequence and row tile, key head, run of KV splits], given the sequence's context.
+// The task of a [sequence and row tile, KV head, run of KV splits], given the sequence's context.
 __device__ __forceinline__ Range find_range(const AttentionArgs& a, const Plan& plan, int x, int y,
                                             int z, int sequence, int context) {
   Range w;

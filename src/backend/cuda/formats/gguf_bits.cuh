@@ -5,7 +5,6 @@
 // operand. Two-bit codes: x = 8 (k % 2) + 2 j, two words. Three- and five-bit codes are arranged so
 // that the fewest instructions extract them (Threes, Fives), and codes of lookup tables so that the
 // fewest instructions look them up.
-// look-ups so that the fewest instructions look them up.
 #pragma once
 
 #include "backend/cuda/formats/blocks32.cuh"

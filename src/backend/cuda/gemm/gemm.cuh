@@ -23,7 +23,7 @@ struct ProductList {
   NextWeights next;
 };
 
-// Blocks whose eight warps each take a split-K slice.
+// The number of blocks if each of a block's eight warps takes a split-K slice of a 16-row tile.
 inline int64_t blocks_of_slices(int64_t rows, int64_t cols) {
   return ceil_div(ceil_div(rows, 16), kWarps / leaves(cols));
 }

@@ -4,9 +4,9 @@
 // balances the SMs better. One producer thread fills the pipeline with bulk copies of 64 columns,
 // one copy each for weights and tokens: with copies of 1 or 2 KiB the copy engine is far slower
 // than the tensor cores, and four producer threads are 2 % slower than one. Two warpgroups
-// multiply. Blocks are persistent and walk output tiles, adding all split-K slices from left to
-// right in a second set of sums. The sums of a tile are written while the first slice of the next
-// tile is multiplied. Bit-identical to gemm_sm80_small_m.cu.
+// multiply. Blocks are persistent and loop over output tiles, adding all split-K slices from left
+// to right in a second set of sums. The sums of a tile are written while the first slice of the
+// next tile is multiplied. Bit-identical to gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 

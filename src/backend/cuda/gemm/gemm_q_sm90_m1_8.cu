@@ -133,8 +133,9 @@ struct Source {
 };
 
 // Order of the first copies of all warps: warp 0, which then waits for the previous kernel, doesn't
-// wait for any other warp; the others take turns after it. Returns the barrier of the copy that is
-// so far ahead of the warp's copy `s` that everything between them may be in flight.
+// wait for any other warp; the others take turns after it. Returns the barrier of
+// an earlier copy, such that everything between it and the warp's copy `s` may be in flight;
+// nullptr if there is none.
 template <class R>
 __device__ __forceinline__ uint64_t* asked_before(uint64_t (&full)[kWarps][R::kStages], int warp,
                                                   int s) {

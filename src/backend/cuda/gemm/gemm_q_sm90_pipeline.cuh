@@ -421,7 +421,7 @@ struct Way {
   static constexpr uint32_t kTokensEmpty = kTokensFull + S::kTokens * S::kStagePieces * 8;
   PipelineState chunk, tokens;
   uint32_t ring,
-      stage;          // where the tokens' pipeline, and its next stage, is as an operand: low bits
+      stage;          // low bits of the descriptors of the activations' pipeline and its next stage
   uint32_t barriers;  // address in shared memory
   Piece raw;
   uint4 a[S::kOperands][4];
@@ -448,7 +448,7 @@ struct Way {
                                      tile % kSide * F::kTileBytes,
                                  piece % S::kPieces, static_cast<int>(threadIdx.x % 32), raw);
   }
-  // Loads what comes after a piece: the next one of the chunk, or the first of the next chunk.
+  // Loads the weights after a piece: the next piece of the chunk, or the first of the next chunk.
   // `others`: chunks in between that only other parts have.
   __device__ __forceinline__ void load_next(int piece, int count, bool more, int others) {
     if (piece + 1 < count) return load(piece + 1);

@@ -28,7 +28,8 @@ constexpr int kGateSums = kWarps * 2 * 32;  // float4
 template <class F>
 struct Gate {
   static constexpr int kOfUnit = F::kUnit / 64;  // pieces per unit
-  // Units per tile; for interleaved tiles (panels), a tile's next unit isn't adjacent.
+  // Column units of a tile per stage; only one if tiles are interleaved (panels), since a tile's
+  // next unit isn't adjacent then.
   static constexpr int kUnits = kPanelTiles<F> > 1                       ? 1
                                 : 8 * F::kTileBytes / kOfUnit <= 5 << 10 ? 4 / kOfUnit
                                 : kOfUnit == 1                           ? 2
