@@ -1,4 +1,4 @@
-// GEMM with BF16 weights for many tokens (Hopper), by wgmma with weights on its 64-row side.
+// GEMM with BF16 weights for 33 tokens or more (Hopper), by wgmma with weights on its 64-row side.
 //
 // A block has 128 rows (with SwiGLU 64 of gate and 64 of up) and 192 tokens, or 128 tokens if that
 // balances the SMs better. One producer thread fills the pipeline with bulk copies of 64 columns,

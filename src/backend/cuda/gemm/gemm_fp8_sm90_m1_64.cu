@@ -1,6 +1,6 @@
-// GEMM with FP8 weights (E4M3) and E4M3 activations by wgmma for 1 to 64 tokens (Hopper).
-// gemm_fp8_sm90_m65.cu has the kernels for more tokens, and run_fp8_wide(), which is better for up
-// to 64 tokens if there are many rows.
+// GEMM with FP8 weights (E4M3) and E4M3 activations by wgmma (Hopper): for 1 to 64 tokens, and for
+// up to 128 tokens if the weights have few rows. gemm_fp8_sm90_m65.cu has the kernel for more
+// tokens, whose run_fp8_wide() is also better for 1 to 64 tokens if there are many rows.
 //
 // Every 128 columns of a row have a scale, of weights and of activations alike. The tensor cores
 // sum 128 columns; that sum times both scales is added in F32 to the sum of a split-K slice, from
@@ -12,11 +12,11 @@
 // (FP8Panels::kOfSteps), it is a single number.
 //
 // A block takes a panel, with weights on the 64-row side of wgmma, and each of its two warpgroups
-// takes one slice; the slices of a cluster of two blocks are added in the shared memory of one of
-// them. If shared memory holds half a panel and there are few panels, four warpgroups take all
-// slices; if there are many panels with a single slice, one warpgroup takes it. Blocks are
-// persistent. Each pipeline has one producer thread, which fills it by TMA bulk copies of 8 KiB and
-// more.
+// takes one slice. With four slices, the two blocks of a cluster exchange partial sums through
+// distributed shared memory, and each adds up half of the rows. If shared memory holds half a panel
+// and there are few panels, four warpgroups take all slices; if there are many panels with a single
+// slice, one warpgroup takes it. Blocks are persistent. Each pipeline has one producer thread,
+// which fills it by TMA bulk copies of 8 KiB and more.
 #include "backend/cuda/gemm/gemm_fp8_sm90_epilogue.cuh"
 #include "backend/cuda/gemm/gemm_fp8_sm90_m1_64.cuh"
 #include "backend/cuda/gemm/gemm_fp8_sm90_m1_64.h"

@@ -1,5 +1,5 @@
-// Which problems gemm_fp8_sm90_m1_64.cu supports, and run_fp8_wide() of gemm_fp8_sm90_m65.cu: 1 to
-// 64 tokens, and up to 128 if the weights have few rows. Plain C++.
+// Which problems gemm_fp8_sm90_m1_64.cu supports (1 to 64 tokens, and up to 128 if the weights have
+// few rows), and run_fp8_wide() of gemm_fp8_sm90_m65.cu (1 to 64 tokens, many rows). Plain C++.
 #pragma once
 
 #include "backend/cuda/gemm/gemm_rows.h"

@@ -1,7 +1,6 @@
 // GEMM with FP8 weights (E4M3) for more than 64 tokens (Hopper), with persistent blocks;
-// run_fp8_wide() runs the same kernel for 1 to 64 tokens if there are many rows, and for up to 128
-// tokens if there are few. The order of sums is that of gemm_fp8_sm90_m1_64.cu, so results are
-// bit-identical.
+// run_fp8_wide() runs the same kernel for 1 to 64 tokens if there are many rows. The order of sums
+// is that of gemm_fp8_sm90_m1_64.cu, so results are bit-identical.
 #include <algorithm>
 
 #include "backend/cuda/gemm/gemm_fp8_sm90_epilogue.cuh"
