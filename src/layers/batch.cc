@@ -12,7 +12,7 @@ ops::AttentionBatch KeyView::batch(ops::AttentionBatch whole) const {
 
 namespace {
 
-// Keys that a token sees which is `behind` tokens before the end of `slots` tokens.
+// The keys that a token sees; the token is `behind` tokens before the end of `slots` tokens.
 ops::KeyRange range_of(const KvGroup& kind, int32_t slots, int32_t behind,
                        const ops::KeyRange& span) {
   const int32_t position = slots - behind;

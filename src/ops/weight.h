@@ -34,8 +34,8 @@ struct Weight {
   Buffer packed;
   // Column c uses input inputs[c] (only on the CPU, and not with INT8); empty: in order.
   std::vector<int32_t> inputs;
-  // Identity for projection hooks: the tensor that it comes from, of which it may be a part, and
-  // its index in Model::weights(). Not set if no model holds the weight.
+  // Identity for projection hooks: the tensor that contains it (it may be a part of that), and its
+  // index in Model::weights(). Not set if no model holds the weight.
   std::string name;
   int32_t id = -1;
 

@@ -217,7 +217,7 @@ struct VectorRows {
 
 // Multiplies one eighth of a block by T tokens' activations x. A `Sums` of the block.
 template <class F, int T>
-struct ExactEighths {  // sums exact products, and apart from them the rounding errors
+struct ExactEighths {  // sums exact products and, separately, the rounding errors
   using Opened = OpenVectors<F>;
   I32 sum[T], rest[T][2];
   FRESHET_INLINE_MEMBER ExactEighths(const VectorRows<F, T>& rows, int64_t b) {
