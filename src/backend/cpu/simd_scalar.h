@@ -1,9 +1,10 @@
 // Sixteen lanes of 32 bits in plain C++: the reference implementation of the interface that the
 // other simd_*.h headers vectorise.
 //
-// F32 and I32 have 16 lanes; a line of 64 bytes is an I32 whose lanes are four bytes each.
-// Everything here has internal linkage, because each instruction set compiles the same kernels in
-// its own translation unit. fma_f rounds once on every instruction set.
+// F32 and I32 are vectors of 16 lanes. A 64-byte line of packed weights is an I32 in which each
+// lane holds four bytes. Everything here has internal linkage, because each instruction set
+// compiles the same kernels in its own translation unit. fma_f rounds once on every instruction
+// set.
 #pragma once
 
 #include <cmath>

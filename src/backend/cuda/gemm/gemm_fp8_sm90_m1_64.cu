@@ -8,8 +8,8 @@
 // from left to right, so the number of tokens changes no bit.
 //
 // A panel has 64 rows. If each of its rows has one scale for all columns (FP8Panels::kOfRows), the
-// sum is multiplied by it once, at the end; if all rows share the scale of 128 columns
-// (FP8Panels::kOfSteps), it is a single number.
+// sum is multiplied by it once, at the end; if all rows share the scale of each 128 columns
+// (FP8Panels::kOfSteps), one scale per K step is read.
 //
 // A block takes a panel, with weights on the 64-row side of wgmma, and each of its two warpgroups
 // takes one slice. With four slices, the two blocks of a cluster exchange partial sums through
