@@ -154,8 +154,8 @@ void run_pieces(const MatmulCall& c, const Cut& cut, int64_t first, int64_t last
   }
 }
 
-// Makes pieces small enough that workers finish at nearly the same time. Several pieces taken at
-// once still form a stream.
+// Makes pieces small enough that workers finish at nearly the same time. Several adjacent pieces
+// taken at once still form a sequential stream.
 constexpr int64_t kFinePanels = 4;
 void refine(const MatmulCall& c, Cut& cut) {
   if (cut.tokens < c.args.tokens) return;
