@@ -101,6 +101,8 @@ struct MatmulKernel {
   // Whether run() accepts a `gate`, for more than kFewGated tokens and for panels in which all rows
   // exist.
   bool gates = false;
+  // Whether run() reads the fine part of rows whatever the weight's shape.
+  bool always_fine = false;
 };
 inline constexpr int64_t kFewGated = 64;
 
