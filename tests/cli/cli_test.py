@@ -1044,8 +1044,8 @@ class Bench(Case):
 
     def bench_random(self, config, *flags):
         config = json.dumps({"rejection_sample_method": "synthetic", **config})
-        return json.loads(self.succeeds("bench", "-m", self.shape(), "--load-format", "dummy:bf16", "-p", "0", "--json",
-                                        "--speculative-config", config, *flags))[0]
+        return json.loads(self.succeeds("bench", "-m", self.shape(), "--load-format", "dummy:bf16", "-p", "0", "-t",
+                                        "1", "--json", "--speculative-config", config, *flags))[0]
 
     def test_random_weights_draft_with_a_synthetic_acceptance(self):
         for rates in ([0.73, 0.52, 0.36, 0.23, 0.15], [0.9, 0.2, 0.1, 0.1, 0.1]):
@@ -1070,14 +1070,15 @@ class Bench(Case):
             row = self.bench_random({**config, **three}, "-n", "100", "-r", "1")
             self.assertGreater(row["spec_decode_acceptance_length"], 1.0, config)
         flags = ("bench", "-m", self.shape(), "--load-format", "dummy:f16", "--speculative-config")
-        self.fails(2, *flags, '{"method": "medusa", "model": "x"}', says="method medusa has no random weights")
+        self.fails(2, *flags, json.dumps({"method": "medusa", "model": self.shape()}),
+                   says="method medusa has no random weights")
         self.fails(2, *flags, '{"method": "draft_model"}', says="a folder with the drafter's config.json")
         self.fails(2, "bench", "-m", self.shape(), "--load-format", "dummy:q9", "--speculative-config",
                    '{"method": "ngram"}', says="dummy:q9")
 
     def test_engine_without_a_drafter(self):
         rows = json.loads(self.succeeds("bench", "-m", self.shape(), "--load-format", "dummy:bf16", "-p", "0", "-n", "8",
-                                        "-r", "1", "--engine", "--json"))
+                                        "-t", "1", "-r", "1", "--engine", "--json"))
         self.assertEqual(rows[0]["test"], "tg8")
         self.assertNotIn("spec_decode_gain", rows[0])
 
