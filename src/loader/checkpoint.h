@@ -26,7 +26,7 @@ class Checkpoint {
   enum class Kind { kHuggingFace, kGguf };
 
   static Result<Checkpoint> open(const std::string& path);
-  // A .safetensors file without a configuration, e.g. of a draft head.
+  // A file by itself: .safetensors, e.g. of a draft head, or config.json without its weights.
   static Result<Checkpoint> open_bare(const std::string& path);
 
   Kind kind() const { return kind_; }

@@ -35,6 +35,7 @@ struct PlanContext {
   const loader::Checkpoint& target_checkpoint;
   runtime::Compute& compute;
   ops::KvType kv_type;
+  const runtime::LoadOptions& loading;  // of the target
 };
 
 // What a drafter is made from. All references outlive it.
@@ -64,11 +65,15 @@ Result<loader::Checkpoint> open_drafter(const std::string& path);
 
 struct Method {
   enum class Model { kNone, kOptional, kNeeded };
+  // Whether it runs with a target of random weights: with random weights in the shape of "model",
+  // or in the target's.
+  enum class Random { kNo, kConfig, kYes };
 
   std::string_view name;
   Model model = Model::kNone;  // the config's "model"
   bool trees = false;          // whether it can draft trees
   bool looks_up = false;       // runs no model, so that its drafts cost nothing
+  Random random = Random::kNo;
   // nullptr: nothing to plan for.
   Result<DrafterCost> (*cost)(const PlanContext& context) = nullptr;
   Result<std::unique_ptr<Drafter>> (*make)(const MakeContext& context) = nullptr;
