@@ -64,10 +64,9 @@ struct ScoredTokens {
   kv_cache::KeyScores* scores = nullptr;
 };
 
-// Queries of a sequence that read only a selection of its blocks, where keys are bounded.
+// What queries of a sequence read where they may select.
 struct SparseRows {
-  int32_t from = 0;          // positions from here on
-  int32_t blocks = 0;        // that they read; 0: no query selects
+  ops::BlockSelection rule;
   int32_t dense_layers = 0;  // the first layers of the cache, whose queries read everything
 };
 
