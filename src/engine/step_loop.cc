@@ -218,6 +218,7 @@ bool StepLoop::schedule() {
   StepInFlight step;
   step.started_at = now;
   step.plan = scheduler_->schedule(now);
+  if (options_.tiers != nullptr) options_.tiers->before_step();
   count_evicted_blocks();
   for (const scheduler::Eviction& e : step.plan.evictions)
     runner_.evict(e, *live_.at(e.request)->retention);

@@ -52,11 +52,16 @@ std::span<const ops::ScoredQueries> scored_of(const Step& step, int cache_layer,
 std::span<const ops::BlockSelection> selections_of(const Step& step, int cache_layer,
                                                    std::vector<ops::BlockSelection>& room) {
   room.clear();
-  if (!step.cache.layer(cache_layer).shape.bounded) return room;
+  if (step.batch.sparse.empty()) return room;
+  const ops::KvShape& shape = step.cache.layer(cache_layer).shape;
+  const bool pattern = step.cache.spec().may_select(step.cache.group_of(cache_layer));
   bool any = false;
-  for (const SparseRows& rows : step.batch.sparse) {
-    const bool selects = rows.blocks > 0 && cache_layer >= rows.dense_layers;
-    room.push_back({rows.from, selects ? rows.blocks : 0});
+  for (const auto& [rule, dense_layers] : step.batch.sparse) {
+    const bool kept = rule.window > 0       ? pattern
+                      : rule.components > 0 ? shape.summed
+                                            : shape.bounded;
+    const bool selects = rule.selects() && kept && cache_layer >= dense_layers;
+    room.push_back(selects ? rule : ops::BlockSelection{});
     any = any || selects;
   }
   if (!any) room.clear();

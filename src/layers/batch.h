@@ -65,11 +65,10 @@ struct ScoredTokens {
   kv_cache::KeyScores* scores = nullptr;
 };
 
-// Block selection: queries of a sequence that read only some of its blocks, if keys are bounded.
+// What queries of a sequence read where they may select.
 struct SparseRows {
-  int32_t from = 0;          // positions from here on select
-  int32_t blocks = 0;        // blocks that they read; 0: no query selects
-  int32_t dense_layers = 0;  // the first layers of the cache, in which all queries read everything
+  ops::BlockSelection rule;
+  int32_t dense_layers = 0;  // the first layers of the cache, whose queries read everything
 };
 
 struct ForwardBatch {

@@ -27,8 +27,12 @@ struct KvShape {
   // A block's heads are followed by bounds of its keys: BF16 [kv_heads, 2, key_dim], the minimum
   // and the maximum of each feature, rounded outward. They are valid only for full blocks.
   bool bounded = false;
+  // Behind all that, F32 [kv_heads, value_dim]: the sum of the values of the sequence's tokens up
+  // to the end of the block. Only those of full blocks are valid.
+  bool summed = false;
   size_t head_bytes() const;   // of one KV head in a block, scales included
-  size_t bounds_at() const;    // offset of the bounds in a block
+  size_t bounds_at() const;    // where the bounds begin in a block
+  size_t sums_at() const;      // where the sums begin
   size_t block_bytes() const;  // of one block of this layer, a multiple of 64
 };
 
@@ -84,11 +88,22 @@ struct ScoredQueries {
 };
 inline constexpr float kScoreUnits = 0x1p30f;  // for a weight of 1
 
-// Block selection for a sequence whose keys are bounded: queries in slots from `from` on read at
-// most `blocks` blocks (Ops::selected_attention()).
+// What queries of a sequence read (Ops::selected_attention()). Those in slots from `before` to
+// `from` read everything. Others read
+// - `blocks` blocks, by the bounds of their keys, which the cache must have, or
+// - with `components`, as many tokens, by that many features of their keys; the cache must have
+//   sums of its values, or
+// - with `window`, a fixed pattern: of the blocks up to their own the first `sinks`, the last
+//   `window`, and those at distances that are multiples of `stride`.
 struct BlockSelection {
   int32_t from = 0;
-  int32_t blocks = 0;  // 0: all queries read everything
+  int32_t blocks = 0;
+  int32_t before = 0;
+  int32_t components = 0;  // a multiple of 8
+  int32_t sinks = 0;
+  int32_t window = 0;
+  int32_t stride = 0;  // 0: none
+  bool selects() const { return blocks > 0 || window > 0; }
 };
 
 struct AttentionParams {

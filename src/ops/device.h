@@ -13,6 +13,7 @@
 #include <string>
 
 #include "base/thread_pool.h"
+#include "ops/copy_lane.h"
 #include "ops/ops.h"
 
 namespace freshet::ops {
@@ -29,6 +30,10 @@ class Device : public Memory {
   // note() records event 0 or 1 after the work enqueued so far; await() waits for that event only.
   virtual void note(int which) = 0;
   virtual void await(int which) = 0;
+
+  // A queue of copies of these blocks to and from host_memory(), which must not outlive the device;
+  // nullptr: there is none.
+  virtual std::unique_ptr<CopyLane> copy_lane(const LaneLayers& /*groups*/) { return nullptr; }
 
   // For measurements: the seconds that the device needs for the work that body enqueues, and the
   // highest rate in bytes per second at which it reads its memory.

@@ -140,6 +140,12 @@ struct AttentionKernel {
   // Copies a slot of a head from one block to another, bits unchanged.
   void (*move_slot)(const KvShape& shape, const uint8_t* from, int from_slot, uint8_t* to,
                     int to_slot, int head);
+  // As read_keys(), of these features alone, ascending: keys[i * kBlockTokens + slot] is
+  // features[i]. And a head's values of a block: values[slot * value_dim + d]. Neither is for
+  // values that are parts of keys, or for 4-bit codes.
+  void (*read_features)(const KvShape& shape, const uint8_t* block, int head,
+                        std::span<const int32_t> features, float* keys);
+  void (*read_values)(const KvShape& shape, const uint8_t* block, int head, float* values);
 };
 
 // The inner loops of Ops::key_scores() and Ops::selected_attention().

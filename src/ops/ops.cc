@@ -196,6 +196,7 @@ void Ops::store_kv(const KvView& cache, const Matrix& k, const Matrix& v,
   if (k.rows == 0) return;
   impl_->attention_for(s).store(cache, k, v, batch, impl_->pool);
   if (s.bounded) bound_keys(cache, batch);
+  if (s.summed) sum_values(cache, batch);
 }
 
 void Ops::attention(const Matrix& out, const Matrix& q, const KvView& cache,

@@ -354,10 +354,25 @@ void move_slot(const KvShape& s, const uint8_t* from, int from_slot, uint8_t* to
   if (!s.value_is_key_prefix) move(info(s.type).value, s.value_dim, true);
 }
 
+void read_features(const KvShape& s, const uint8_t* block, int head,
+                   std::span<const int32_t> features, float* keys) {
+  std::vector<float> all(static_cast<size_t>(s.key_dim * kBlockTokens));
+  read_keys(s, block, head, all.data());
+  for (const int32_t d : features)
+    keys = std::copy_n(&all[static_cast<size_t>(d * kBlockTokens)], kBlockTokens, keys);
+}
+
+void read_values(const KvShape& s, const uint8_t* block, int head, float* values) {
+  for (int t = 0; t < kBlockTokens; ++t, values += s.value_dim) {
+    const Stored at = stored_at(s, {const_cast<uint8_t*>(block), t}, head, true);
+    read_row(info(s.type).value, at.codes, s.value_dim, at.scales, values);
+  }
+}
+
 constexpr AttentionKernel kKernels[] = {
     {"attention.reference", CpuIsa::kScalar,
      [](const KvShape& shape, const AttentionParams&) { return check_shape(shape).ok(); }, store,
-     run, scratch_bytes, read_keys, move_slot}};
+     run, scratch_bytes, read_keys, move_slot, read_features, read_values}};
 
 }  // namespace
 

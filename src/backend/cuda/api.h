@@ -24,7 +24,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 26;
+inline constexpr int kApiVersion = 27;
 inline constexpr int kTokenTile = 8;   // rows of an activation tile
 inline constexpr int kPadCols = 64;    // activations are padded to a multiple of this many columns
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -346,6 +346,34 @@ struct MemoryApi {
   int (*read)(Context*, const void* memory, int64_t bytes, float* sink);
 };
 
+// A layer's blocks, as ops::LaneLayer, and a block of all layers, as ops::LaneUnit.
+struct LaneLayerView {
+  uint8_t* data;
+  int64_t bytes, offset;
+};
+struct LaneUnitView {
+  uint8_t* host;
+  int64_t block;
+};
+inline constexpr int kLaneUnits = 240;  // arguments of a kernel have 4 KB
+struct LaneUnits {
+  int32_t count;
+  LaneUnitView units[kLaneUnits];
+};
+
+// Copies beside the steps (ops/copy_lane.h). copy(), wait() and close() may be called by another
+// thread than the one that uses the context.
+struct CopyApi {
+  int (*open)(Context*, void** lane, const LaneLayerView* layers, int32_t count);
+  int (*close)(Context*, void* lane);
+  int (*follow)(Context*, void* lane);
+  int (*precede)(Context*, void* lane);
+  // Layers [first, first + count), of which the longest block has `longest` bytes.
+  int (*copy)(Context*, void* lane, int32_t first, int32_t count, const LaneUnits* units,
+              int64_t longest, int32_t to_device);
+  int (*wait)(Context*, void* lane);
+};
+
 struct StreamApi {
   int (*sync)(Context*);
   // note() records one of kNotes events after everything enqueued so far; await() waits for it.
@@ -483,6 +511,7 @@ struct Api {
   RowApi rows;
   SamplingApi sampling;
   StateApi states;
+  CopyApi copies;
 };
 
 using ApiFunction = const Api* (*)();

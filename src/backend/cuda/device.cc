@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backend/cuda/arguments.h"
+#include "backend/cuda/copy_lane.h"
 
 namespace freshet::cuda {
 namespace {
@@ -158,6 +159,10 @@ void CudaDevice::note(int which) {
 }
 void CudaDevice::await(int which) {
   check(api_.stream.await(ctx_, which), "step");
+}
+
+std::unique_ptr<ops::CopyLane> CudaDevice::copy_lane(const ops::LaneLayers& groups) {
+  return std::make_unique<CudaCopyLane>(api_, ctx_, groups);
 }
 
 double CudaDevice::time(FunctionRef<void()> body) {

@@ -38,6 +38,7 @@ class CudaDevice final : public ops::Device {
   Status write(void* to, const void* host, size_t bytes) override;
   void fetch(void* host, const void* from, size_t bytes) override;
   void wait() override;
+  std::unique_ptr<ops::CopyLane> copy_lane(const ops::LaneLayers& groups) override;
   double time(FunctionRef<void()> body) override;
   Result<double> read_rate() override;
   void step(const ops::StepInputs& inputs, FunctionRef<void()> body) override;
