@@ -63,13 +63,13 @@ Result<std::unique_ptr<StepLoop>> StepLoop::start(const StepLoopOptions& options
   cache_options.hash_seed = options.seed;
   cache_options.timed_share = options.timed_share;
   auto blocks = std::make_unique<kv_cache::BlockCache>(std::move(cache_options));
-  const size_t boundaries =
-      options.drafter != nullptr ? options.drafter->needs().boundaries.size() : 0;
+  const speculative::StateNeeds needs =
+      options.drafter != nullptr ? options.drafter->needs() : speculative::StateNeeds();
   FRESHET_ASSIGN_OR_RETURN(
       ModelRunner runner,
       ModelRunner::create(model, std::move(cache), options.scheduler.max_num_batched_tokens,
-                          options.scheduler.max_logit_rows, static_cast<int>(boundaries),
-                          host_memory));
+                          options.scheduler.max_logit_rows,
+                          static_cast<int>(needs.boundaries.size()), needs.any(), host_memory));
   FRESHET_ASSIGN_OR_RETURN(auto scheduler, scheduler::Scheduler::create(scheduling, *blocks));
   std::unique_ptr<StepLoop> loop(new StepLoop(options, tokenizer, pool, std::move(blocks),
                                               std::move(scheduler), std::move(runner), model));
@@ -309,7 +309,7 @@ void StepLoop::commit(StepInFlight& step) {
                                  static_cast<double>(now_us() - step.started_at) * 1e-6);
   }
   time_step(step, tokens - step.prompt_tokens);
-  if (options_.drafter != nullptr && !step.runs_ahead) show_rows(step);
+  if (options_.drafter != nullptr && (needs_.any() || !step.runs_ahead)) show_rows(step);
   for (const scheduler::SequenceId id : scheduler_->take_ended()) {
     if (options_.drafter != nullptr) options_.drafter->forget(id);
     if (options_.lengths != nullptr) options_.lengths->forget(id);
@@ -445,10 +445,10 @@ void StepLoop::list_rows(StepInFlight& step) {
   for (const RowTask& task : step.tasks) task.output->expect(task);
 }
 
-// A drafter has to see every token before the next step, unless it is not asked.
+// A drafter that will be asked has to see every token before the next step.
 bool StepLoop::may_run_ahead(const StepInFlight& step) const {
-  const bool drafts = options_.drafter != nullptr &&
-                      (needs_.any() || options_.lengths == nullptr || !options_.lengths->resting());
+  const bool drafts =
+      options_.drafter != nullptr && (options_.lengths == nullptr || !options_.lengths->resting());
   return runner_.overlaps() && !drafts &&
          std::ranges::all_of(step.tasks, [this](const RowTask& task) {
            return task.output->may_run_ahead(task, runner_);
