@@ -367,9 +367,10 @@ std::string sparse_name(const ::testing::TestParamInfo<Sparse>& info) {
 
 constexpr Sparse kPatterns[] = {
     {"llama", "auto", R"({"policy": "static", "window": 16, "sinks": 16, "stride": 48})"},
-    {"llama", "int4", R"({"policy": "static", "window": 32, "rows": "prompt", "dense_last": 24})"},
+    {"llama", "int4",
+     R"({"policy": "static", "window": 16, "sinks": 0, "rows": "prompt", "dense_last": 24})"},
     {"gemma2", "int8", R"({"policy": "static", "window": 32, "dense_last": 20, "sinks": 0})"},
-    {"gpt-oss", "auto", R"({"policy": "static", "window": 16, "dense_layers": 1})"},
+    {"gpt-oss", "auto", R"({"policy": "static", "window": 16, "sinks": 16, "dense_layers": 1})"},
 };
 
 INSTANTIATE_TEST_SUITE_P(Sparse, SparseAttention, ::testing::ValuesIn(kSparse), sparse_name);

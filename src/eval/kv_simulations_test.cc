@@ -27,6 +27,9 @@ class Simulated : public ::testing::Test {
     }
     // A channel that is far from the others, as keys have.
     for (int t = 0; t < kTokens * kHeads; ++t) k_[static_cast<size_t>(t * kDim + 3)] += 6.0f;
+    // Numbers far from the others of their token, one in each.
+    for (int t = 0; t < kTokens * kHeads; ++t)
+      v_[static_cast<size_t>(t * kDim + t * 7 % kDim)] = t % 2 == 0 ? 12.0f : -12.0f;
     table_.resize((kTokens + 15) / 16);
     std::iota(table_.begin(), table_.end(), 0);
   }
@@ -76,8 +79,9 @@ TEST_F(Simulated, LosesAsItsBitsSay) {
   for (const std::string_view name : simulated_methods()) EXPECT_GT(loss(name), 1e-4) << name;
   EXPECT_LT(loss("kivi4"), 0.5 * loss("kivi2"));
   EXPECT_LT(loss("gear4"), 0.5 * loss("gear2"));
-  EXPECT_LT(loss("gear2"), loss("kivi2")) << "outliers and a low rank make up for rounding";
-  for (const std::string_view name : {"wkvquant4", "kvquant4"}) EXPECT_LT(loss(name), 0.05) << name;
+  EXPECT_LT(loss("gear2"), loss("kivi2")) << "outliers are kept";
+  for (const std::string_view name : {"wkvquant4", "kvquant4"})
+    EXPECT_LT(loss(name), 0.5 * loss("kivi2")) << name;
 }
 
 TEST_F(Simulated, CutsChangeNothing) {
