@@ -45,6 +45,7 @@ struct Engine::Impl {
   std::string model_path;
   std::vector<int32_t> decoder_start;
   std::string identity;   // of cached blocks
+  std::string salt_end;   // of requests that choose no sparse attention
   Status keeps_prefixes;  // an error: why they cannot be kept outside of the cache
   std::unique_ptr<engine::StepLoop> loop;
 
@@ -56,9 +57,11 @@ struct Engine::Impl {
 Status Engine::Impl::open_tiers(const EngineOptions& options, const loader::Checkpoint& checkpoint,
                                 const KvStorage& storage, engine::StepLoopOptions& l) {
   identity = engine::cache_identity(options, checkpoint, loaded->ops(), storage.spec());
+  if (!salt_end.empty()) identity += "sparse" + salt_end + "\n";
   if (!tier_config.wanted()) return {};
   if (options.on_progress) options.on_progress("opening the tiers of the cache", 0.0);
-  FRESHET_ASSIGN_OR_RETURN(tiers, engine::open_tiers(tier_config, identity, storage));
+  FRESHET_ASSIGN_OR_RETURN(
+      tiers, engine::open_tiers(tier_config, identity, storage, loaded->ops().device()));
   cache.tiers = true;
   l.tiers = tiers.get();
   l.save_prompts_only = tier_config.prompt_only;
@@ -154,8 +157,9 @@ Result<std::optional<speculative::Config>> read_speculation(const EngineOptions&
     return invalid_argument("--speculative-config is for models that write text: {} does not",
                             spec.architecture);
   }
-  FRESHET_ASSIGN_OR_RETURN(speculative::Config config,
-                           speculative::parse_config(options.speculative_config));
+  FRESHET_ASSIGN_OR_RETURN(
+      speculative::Config config,
+      speculative::parse_config(options.speculative_config, options.load_format != "auto"));
   if (spec.vision != nullptr && speculative::find_method(config.method)->cost != nullptr) {
     return unsupported("{} reads pictures, which drafters with weights do not: draft with ngram",
                        spec.architecture);
@@ -178,34 +182,9 @@ runtime::LoadOptions load_options(const EngineOptions& options) {
   o.force_kernels = options.force_kernels;
   o.model = options.model;
   o.weight_cache_dir = options.weight_cache_dir;
+  o.load_format = options.load_format;
   o.on_progress = options.on_progress;
   return o;
-}
-
-// The size of the packed weights; some formats take more bytes than in the file.
-size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
-                    const ops::Device* device) {
-  size_t bytes = 0;
-  for (const loader::TensorSource& t : checkpoint.tensors()) {
-    size_t packed = t.bytes;
-    if (t.dtype == "F8_E4M3") packed += t.bytes / 32;  // an F32 scale for each 128 numbers
-    if (device != nullptr && t.format && t.shape.size() > 1) {
-      const int64_t cols = t.shape.back(), rows = t.elements() / std::max<int64_t>(cols, 1);
-      const bool table = rows == spec.vocab_size && cols == spec.embedding_size;
-      const auto use = table ? ops::Use::kTable : ops::Use::kProducts;
-      const int64_t there = device->packed_bytes(*t.format, rows, cols, use);
-      packed = std::max(packed, static_cast<size_t>(there));
-    }
-    bytes += packed;
-  }
-  // Routers are kept in F32, on a GPU in BF16 too: 4 bytes per number more than in the file.
-  for (const LayerSpec& layer : spec.layers) {
-    const MoeSpec* const moe = layer.find<MoeSpec>();
-    if (moe == nullptr) continue;
-    bytes += sizeof(float) * static_cast<size_t>(moe->routing.experts) *
-             static_cast<size_t>(spec.hidden_size);
-  }
-  return bytes;
 }
 
 // The memory that a host tier leaves; 0: not known.
@@ -238,10 +217,10 @@ Result<CacheLayout> cache_layout(const EngineOptions& options, const runtime::Co
   return layout;
 }
 
-Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
-                               const ModelSpec& spec, const speculative::Config* speculation,
-                               size_t host_tier, const CacheLayout& layout,
-                               runtime::Compute& compute) {
+Result<MemoryPlan> plan_memory(const EngineOptions& options, const runtime::LoadOptions& loading,
+                               const Checkpoint& checkpoint, const ModelSpec& spec,
+                               const speculative::Config* speculation, size_t host_tier,
+                               const CacheLayout& layout, runtime::Compute& compute) {
   const ops::KvType type = layout.types.type;
   PlanRequest r;
   r.one_step = reads_both_ways(spec);
@@ -249,13 +228,15 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   if (speculation != nullptr) {
     const auto cost = speculative::find_method(speculation->method)->cost;
     if (cost != nullptr) {
-      FRESHET_ASSIGN_OR_RETURN(drafter, cost({*speculation, spec, checkpoint, compute, type}));
+      FRESHET_ASSIGN_OR_RETURN(drafter,
+                               cost({*speculation, spec, checkpoint, compute, type, loading}));
     }
     r.drafter_weights = drafter.weights;
     if (drafter.model)
       r.drafter_bytes_per_token = speculative::cache_bytes_per_token(*drafter.model, type);
   }
-  r.weights = packed_bytes(checkpoint, spec, compute.device());
+  FRESHET_ASSIGN_OR_RETURN(r.weights,
+                           runtime::packed_bytes(checkpoint, spec, loading, compute.ops()));
   r.model_context = spec.max_context;
   if (spec.learned_positions > 0) {
     r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);
@@ -265,7 +246,10 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   r.kv = layout.kv;
   r.max_slots = layout.retention.max_slots;
   r.checkpoint_share = options.enable_prefix_caching ? options.state_checkpoint_share : 0.0;
-  if (speculation != nullptr) r.state_slots = 1 + speculation->limit();
+  if (speculation != nullptr) {
+    r.state_slots = 1 + speculation->limit();
+    r.drafts = std::max(speculation->limit(), speculation->tree.nodes);
+  }
   FRESHET_ASSIGN_OR_RETURN(r.available, memory_beside(host_tier));
   FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
   if (const ops::Device* device = compute.device()) {
@@ -369,7 +353,8 @@ Result<std::unique_ptr<speculative::LengthController>> make_lengths(
   const speculative::LengthOptions options{
       .max_drafts = config.limit(),
       .fixed = config.num_speculative_tokens > 0,
-      .lookups = !config.lookups.empty() && !speculative::find_method(config.method)->looks_up};
+      .lookups = !config.lookups.empty() && !speculative::find_method(config.method)->looks_up,
+      .max_rows = std::min(plan.max_logit_rows, plan.max_num_batched_tokens)};
   auto lengths = std::make_unique<speculative::LengthController>(std::move(costs), options);
   drafter.use_costs(lengths->costs());
   return lengths;
@@ -434,15 +419,15 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   progress("reading the configuration", 0.0);
   auto impl = std::make_unique<Impl>();
   impl->model_path = options.model;
-  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model));
-  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
   const runtime::LoadOptions loading = load_options(options);
+  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, runtime::open_checkpoint(loading));
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, runtime::read_spec(checkpoint, loading));
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(loading));
   FRESHET_ASSIGN_OR_RETURN(const CacheLayout layout, cache_layout(options, *compute, spec));
   FRESHET_ASSIGN_OR_RETURN(impl->speculation, read_speculation(options, spec));
   const speculative::Config* const speculation = impl->speculation ? &*impl->speculation : nullptr;
   FRESHET_ASSIGN_OR_RETURN(impl->tier_config, engine::tier_config(options));
-  FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, speculation,
+  FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, loading, checkpoint, spec, speculation,
                                                    impl->tier_config.host_bytes, layout, *compute));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l,
@@ -477,6 +462,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
         impl->lengths, make_lengths(*speculation, plan, *impl->loaded, cache, *impl->drafter));
     l.lengths = impl->lengths.get();
   }
+  impl->salt_end = layout.sparse.salt();
   FRESHET_RETURN_IF_ERROR(impl->open_tiers(options, checkpoint, cache, l));
   progress("loading the vocabulary", 0.0);
   FRESHET_ASSIGN_OR_RETURN(Vocabulary words, vocabulary.get());
@@ -571,17 +557,17 @@ std::string Engine::memory_plan() const {
   if (impl_->tiers != nullptr) text += engine::describe_tiers(impl_->tier_config, *impl_->tiers);
   return text;
 }
-Result<PrefixFile> Engine::save_prefix(const std::vector<int32_t>& tokens,
-                                       const std::string& cache_salt, const std::string& path) {
+Result<PrefixFile> Engine::save_prefix(const std::vector<int32_t>& tokens, const std::string& salt,
+                                       const std::string& path) {
   FRESHET_RETURN_IF_ERROR(impl_->keeps_prefixes);
-  return engine::save_prefix(*impl_->loop, impl_->identity, tokens, cache_salt, path);
+  return engine::save_prefix(*impl_->loop, impl_->identity, tokens, salt + impl_->salt_end, path);
 }
-Result<PrefixFile> Engine::restore_prefix(const std::string& path, const std::string& cache_salt) {
+Result<PrefixFile> Engine::restore_prefix(const std::string& path, const std::string& salt) {
   FRESHET_RETURN_IF_ERROR(impl_->keeps_prefixes);
-  return engine::restore_prefix(*impl_->loop, impl_->identity, path, cache_salt);
+  return engine::restore_prefix(*impl_->loop, impl_->identity, path, salt + impl_->salt_end);
 }
-int Engine::erase_prefix(const std::vector<int32_t>& tokens, const std::string& cache_salt) {
-  return engine::erase_prefix(*impl_->loop, tokens, cache_salt);
+int Engine::erase_prefix(const std::vector<int32_t>& tokens, const std::string& salt) {
+  return engine::erase_prefix(*impl_->loop, tokens, salt + impl_->salt_end);
 }
 std::string Engine::cache_secret() const {
   if (impl_->tiers == nullptr || impl_->tier_config.folder.empty()) return {};

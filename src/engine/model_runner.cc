@@ -108,7 +108,7 @@ void ModelRunner::add(Turn& turn, size_t item, const StepItem& part, const Seque
   if (part.first + part.count > s.scored_from) score(turn, part, s);
   if (const kv_cache::SparseAttention& sparse = s.request->sparse; sparse.selects()) {
     b.sparse.resize(b.context_len.size());
-    b.sparse.back() = {s.prompt_tokens, sparse.budget / ops::kBlockTokens, sparse.dense_layers};
+    b.sparse.back() = {sparse.rule(s.prompt_tokens), sparse.dense_layers};
   }
   turn.first_row[item] = std::ssize(b.logit_rows);
   for (int32_t i = tokens - part.logits; i < tokens; ++i) b.logit_rows.push_back(i);

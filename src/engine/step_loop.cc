@@ -15,7 +15,7 @@ int64_t now_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(t).count();
 }
 
-// Whose text a sequence is: one tenant's, under one salt of the cache.
+// The owner of a sequence's cached blocks: its tenant and cache salt.
 uint64_t owner_of(const scheduler::Sequence& s) {
   return s.request->tenant * 0x9E3779B97F4A7C15 ^ std::hash<std::string>()(s.request->salt);
 }
@@ -218,6 +218,7 @@ bool StepLoop::schedule() {
   StepInFlight step;
   step.started_at = now;
   step.plan = scheduler_->schedule(now);
+  if (options_.tiers != nullptr) options_.tiers->before_step();
   count_evicted_blocks();
   for (const scheduler::Eviction& e : step.plan.evictions)
     runner_.evict(e, *live_.at(e.request)->retention);
@@ -454,7 +455,7 @@ bool StepLoop::may_run_ahead(const StepInFlight& step) const {
          });
 }
 
-// The request has all it asked for.
+// Removes a request that is complete, and reports it to the client.
 void StepLoop::retire(uint64_t id) {
   const auto node = live_.extract(id);
   const LiveRequest& live = *node.mapped();
@@ -541,7 +542,7 @@ void StepLoop::begin(uint64_t id, Request request) {
   if (!sequence.ok()) end_request(id, FinishReason::kError, sequence.status());
 }
 
-// ---- books -----------------------------------------------------------------------------------
+// ---- statistics ------------------------------------------------------------------------------
 
 void StepLoop::count_step(int64_t tokens) {
   const auto& bounds = EngineStats::kStepTokens;

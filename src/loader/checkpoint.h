@@ -26,7 +26,7 @@ class Checkpoint {
   enum class Kind { kHuggingFace, kGguf };
 
   static Result<Checkpoint> open(const std::string& path);
-  // A .safetensors file without a configuration, e.g. of a draft head.
+  // A file by itself: .safetensors, e.g. of a draft head, or config.json without its weights.
   static Result<Checkpoint> open_bare(const std::string& path);
 
   Kind kind() const { return kind_; }
@@ -44,8 +44,8 @@ class Checkpoint {
   // Asks the kernel to read all weights ahead.
   void prefetch() const;
 
-  // Puts `tensor` in the place of the one with its name, which must exist. Its data must live as
-  // long as the checkpoint or until it is replaced again. Not while others read.
+  // Replaces the tensor of the same name, which must exist. Its data must live as long as the
+  // checkpoint, or until it is replaced again. Not safe with concurrent readers.
   void replace(const TensorSource& tensor);
 
  private:
