@@ -206,13 +206,16 @@ class LossMeter {
       energy += of;
     }
     const float* from = rounded.data();
-    for (const Planned::Part& part : p.parts) {
-      const std::string& name = part.source->name;
+    for (size_t i = 0; i < p.parts.size();) {
+      const std::string& name = p.parts[i].source->name;
       FRESHET_ASSIGN_OR_RETURN(std::vector<float> values, working_.read_all(name));
-      for (int64_t r = 0; r < part.rows; ++r, from += cols) {
-        const int64_t row =
-            part.first_row + (part.order.empty() ? r : part.order[static_cast<size_t>(r)]);
-        std::copy_n(from, cols, values.begin() + row * cols);
+      for (; i < p.parts.size() && p.parts[i].source->name == name; ++i) {
+        const Planned::Part& part = p.parts[i];
+        for (int64_t r = 0; r < part.rows; ++r, from += cols) {
+          const int64_t row =
+              part.first_row + (part.order.empty() ? r : part.order[static_cast<size_t>(r)]);
+          std::copy_n(from, cols, values.begin() + row * cols);
+        }
       }
       FRESHET_RETURN_IF_ERROR(working_.write_all(name, values));
     }
