@@ -12,6 +12,8 @@ namespace {
 // Steps with several rows per sequence are replayed up to this size: only with few sequences do
 // their shapes recur.
 constexpr int64_t kMostReplayedRows = 64;
+// Of a draft head that reads what one sequence's last step left: few shapes, which repeat.
+constexpr int64_t kMostReplayedFeatures = 16;
 
 }  // namespace
 
@@ -172,9 +174,10 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
                              batch.own_states, reinterpret_cast<int64_t>(batch.features)});
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_views_};
   Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, last_key_views_, true};
-  // A decode step, or one that verifies drafts.
+  // A decode step, or one that verifies drafts, or a draft head's.
   const bool decode =
-      rows == tokens && (tokens == batch.sequences() || tokens <= kMostReplayedRows);
+      (rows == tokens && (tokens == batch.sequences() || tokens <= kMostReplayedRows)) ||
+      (spec_.features.has_value() && batch.sequences() == 1 && tokens <= kMostReplayedFeatures);
   ops_.step({step_arrays_, step_key_, decode}, [&] {
     if (takes) ops_.take_ids(batch.token_ids, batch.ids_from, named_.as<int32_t>());
     run(step, narrows ? &last : nullptr, logits, states, boundaries_);
