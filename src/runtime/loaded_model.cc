@@ -37,7 +37,8 @@ Result<std::unique_ptr<Model>> make_dummy(ops::Ops& ops, const LoadOptions& opti
 Result<std::unique_ptr<LoadedModel>> LoadedModel::load(std::shared_ptr<Compute> compute,
                                                        const LoadOptions& options) {
   if (options.load_format == "auto") {
-    FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(options.model));
+    FRESHET_ASSIGN_OR_RETURN(const auto checkpoint,
+                             loader::Checkpoint::open(options.model, options.mmproj));
     return load(std::move(compute), checkpoint, options);
   }
   FRESHET_ASSIGN_OR_RETURN(auto model, make_dummy(compute->ops(), options));
@@ -52,8 +53,9 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::load(std::shared_ptr<Compute> 
     options.on_progress("loading weights",
                         total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1.0);
   };
-  FRESHET_ASSIGN_OR_RETURN(
-      auto model, load_model(checkpoint, compute->ops(), progress, options.weight_cache_dir));
+  FRESHET_ASSIGN_OR_RETURN(ops::Ops* const host, compute->host_ops());
+  FRESHET_ASSIGN_OR_RETURN(auto model, models::load_model_on(checkpoint, compute->ops(), *host,
+                                                             progress, options.weight_cache_dir));
   return std::make_unique<LoadedModel>(std::move(compute), std::move(model));
 }
 
