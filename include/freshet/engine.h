@@ -195,6 +195,9 @@ struct EngineOptions {
   std::vector<std::string> force_kernels;
   // Directory that keeps packed weights for the next start; "": none.
   std::string weight_cache_dir;
+  // "dummy:FORMAT": random weights in the shape of `model`, a folder with config.json, and the
+  // same for the drafter. For measurements only.
+  std::string load_format = "auto";
   std::string kv_cache_dtype = "auto";    // auto, f32, f16, bf16, fp8, int8, int4, k8v4
   std::vector<int> kv_cache_skip_layers;  // layers that keep what auto means
   int max_model_len = 0;                  // 0: the model's limit, as far as memory allows
@@ -289,6 +292,12 @@ struct EngineStats {
     double predicted_step_seconds = 0.0;
     double predicted_plain_seconds = 0.0;
     int64_t control_steps = 0;  // steps run plain to measure this, although drafts would have paid
+    // What the cost model knows, in seconds: a step of one sequence by its rows, and a round of
+    // drafting, which gives one sequence a draft more.
+    static constexpr std::array<int, 16> kRows = {1,  2,  3,  4,  5,  6,  7,   8,
+                                                  12, 16, 24, 32, 64, 96, 128, 384};
+    std::array<double, kRows.size()> seconds_by_rows{};
+    double round_seconds = 0.0;
 
     // Speed compared with plain steps; 0: not known yet.
     double gain() const { return step_seconds > 0.0 ? plain_seconds / step_seconds : 0.0; }

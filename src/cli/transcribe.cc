@@ -26,6 +26,8 @@ struct Options {
   std::string format = "text";
   bool translate = false;
   double temperature = 0.0;
+  speech::RetryOptions retries;
+  bool condition_on_previous_text = false;
   int64_t seed = -1;
   RunOptions run;
 };
@@ -52,6 +54,8 @@ Result<speech::TranscribeOptions> transcribe_options(const Options& o, const Eng
   }
   options.prompt = speech::prompt_tokens(model, engine.tokenizer(), o.prompt);
   options.temperature = static_cast<float>(o.temperature);
+  options.retries = o.retries;
+  options.condition_on_previous_text = o.condition_on_previous_text;
   if (o.seed >= 0) options.seed = static_cast<uint64_t>(o.seed);
   return options;
 }
@@ -64,14 +68,11 @@ Status run_windows(Engine& engine, Context& context, speech::Transcription& work
     const Interrupts::Handler on_interrupt(
         context.interrupts, [&window] { window->cancel(); }, Interrupts::kPatience);
     std::vector<int32_t> ids;
-    std::vector<float> logprobs;
-    while (const auto delta = window->next()) {
+    while (const auto delta = window->next())
       ids.insert(ids.end(), delta->ids.begin(), delta->ids.end());
-      for (const auto& list : delta->logprobs) logprobs.push_back(list.front().logprob);
-    }
     if (context.interrupts.requested()) return cancelled("interrupted");
     FRESHET_RETURN_IF_ERROR(window->status());
-    work.take(ids, logprobs);
+    work.take(ids);
     if (!work.segments().empty())
       progress.update("transcribing", work.segments().back().end / work.duration());
   }
@@ -128,7 +129,26 @@ void add_transcribe(CLI::App& program, Context& context, Action& action) {
   c->add_option("--temp,--temperature", o->temperature, "Temperature; 0: the likeliest tokens")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  c->add_option("--seed", o->seed, "Seed of the random numbers; -1: another each time")
+  c->add_option("--temperature-increment-on-fallback", o->retries.temperature_increment,
+                "Retry a window that fails a threshold, this much hotter each time; 0: no")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  c->add_option("--compression-ratio-threshold", o->retries.compression_ratio,
+                "Make a window again if its text compresses better than this")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  c->add_option("--logprob-threshold", o->retries.logprob,
+                "... or if the mean log-probability of its tokens is below this")
+      ->check(CLI::Range(-1000.0, 0.0))
+      ->capture_default_str();
+  c->add_option("--no-speech-threshold", o->retries.no_speech,
+                "Skip an unlikely window if silence is likelier than this")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  c->add_flag("--condition-on-previous-text", o->condition_on_previous_text,
+              "Give each window the text of the windows before it");
+  c->add_option("--seed", o->seed,
+                "Seed of the random numbers; -1: another each time, or 0 at temperature 0")
       ->check(from_minus_one());
   add_engine_options(*c, o->run);
   add_examples(

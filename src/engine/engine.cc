@@ -164,8 +164,9 @@ Result<std::optional<speculative::Config>> read_speculation(const EngineOptions&
     return invalid_argument("--speculative-config is for models that write text: {} does not",
                             spec.architecture);
   }
-  FRESHET_ASSIGN_OR_RETURN(speculative::Config config,
-                           speculative::parse_config(options.speculative_config));
+  FRESHET_ASSIGN_OR_RETURN(
+      speculative::Config config,
+      speculative::parse_config(options.speculative_config, options.load_format != "auto"));
   if (spec.vision != nullptr && speculative::find_method(config.method)->cost != nullptr) {
     return unsupported("{} reads pictures, which drafters with weights do not: draft with ngram",
                        spec.architecture);
@@ -189,6 +190,7 @@ runtime::LoadOptions load_options(const EngineOptions& options) {
   o.model = options.model;
   o.weight_cache_dir = options.weight_cache_dir;
   o.mmproj = options.mmproj;
+  o.load_format = options.load_format;
   o.on_progress = options.on_progress;
   return o;
 }
@@ -259,7 +261,8 @@ Result<std::unique_ptr<speculative::LengthController>> make_lengths(
   const speculative::LengthOptions options{
       .max_drafts = config.limit(),
       .fixed = config.num_speculative_tokens > 0,
-      .lookups = !config.lookups.empty() && !speculative::find_method(config.method)->looks_up};
+      .lookups = !config.lookups.empty() && !speculative::find_method(config.method)->looks_up,
+      .max_rows = std::min(plan.max_logit_rows, plan.max_num_batched_tokens)};
   auto lengths = std::make_unique<speculative::LengthController>(std::move(costs), options);
   drafter.use_costs(lengths->costs());
   return lengths;
@@ -324,10 +327,9 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   progress("reading the configuration", 0.0);
   auto impl = std::make_unique<Impl>();
   impl->model_path = options.model;
-  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
-                           Checkpoint::open(options.model, options.mmproj));
-  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
   const runtime::LoadOptions loading = load_options(options);
+  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, runtime::open_checkpoint(loading));
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, runtime::read_spec(checkpoint, loading));
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(loading));
   FRESHET_ASSIGN_OR_RETURN(const CacheLayout layout, engine::cache_layout(options, *compute, spec));
   FRESHET_ASSIGN_OR_RETURN(impl->speculation, read_speculation(options, spec));
@@ -335,7 +337,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(impl->tier_config, engine::tier_config(options));
   FRESHET_ASSIGN_OR_RETURN(const auto pictures, runtime::tower_settings(checkpoint, spec));
   FRESHET_ASSIGN_OR_RETURN(
-      impl->plan, engine::plan_memory(options, checkpoint, spec, speculation,
+      impl->plan, engine::plan_memory(options, loading, checkpoint, spec, speculation,
                                       impl->tier_config.host_bytes, layout, pictures, *compute));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l,

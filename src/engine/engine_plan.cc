@@ -20,32 +20,6 @@ constexpr int kFewCores = 4;  // with up to this many threads, steps are shorter
 
 using loader::Checkpoint;
 
-// The size of the packed weights; some formats take more bytes than in the file.
-size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
-                    const ops::Device* device) {
-  size_t bytes = 0;
-  for (const loader::TensorSource& t : checkpoint.tensors()) {
-    size_t packed = t.bytes;
-    if (t.dtype == "F8_E4M3") packed += t.bytes / 32;  // an F32 scale for each 128 numbers
-    if (device != nullptr && t.format && t.shape.size() > 1) {
-      const int64_t cols = t.shape.back(), rows = t.elements() / std::max<int64_t>(cols, 1);
-      const bool table = rows == spec.vocab_size && cols == spec.embedding_size;
-      const auto use = table ? ops::Use::kTable : ops::Use::kProducts;
-      const int64_t there = device->packed_bytes(*t.format, rows, cols, use);
-      packed = std::max(packed, static_cast<size_t>(there));
-    }
-    bytes += packed;
-  }
-  // Routers are kept in F32, on a GPU in BF16 too: 4 bytes per number more than in the file.
-  for (const LayerSpec& layer : spec.layers) {
-    const MoeSpec* const moe = layer.find<MoeSpec>();
-    if (moe == nullptr) continue;
-    bytes += sizeof(float) * static_cast<size_t>(moe->routing.experts) *
-             static_cast<size_t>(spec.hidden_size);
-  }
-  return bytes;
-}
-
 // The memory that a host tier leaves; 0: not known.
 Result<size_t> memory_beside(size_t host_tier) {
   const size_t available = available_memory();
@@ -73,6 +47,17 @@ Result<std::function<size_t(int64_t context)>> picture_memory(
       });
 }
 
+void add_shape(const ModelSpec& spec, const CacheLayout& layout, PlanRequest& r) {
+  r.model_context = spec.max_context;
+  if (spec.learned_positions > 0) {
+    r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);
+  }
+  r.vocab_size = spec.generates ? spec.vocab_size : 0;
+  r.hidden_size = spec.hidden_size;
+  r.kv = layout.kv;
+  r.max_slots = layout.retention.max_slots;
+}
+
 }  // namespace
 
 Result<CacheLayout> cache_layout(const EngineOptions& options, const runtime::Compute& compute,
@@ -88,9 +73,10 @@ Result<CacheLayout> cache_layout(const EngineOptions& options, const runtime::Co
   return layout;
 }
 
-Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
-                               const ModelSpec& spec, const speculative::Config* speculation,
-                               size_t host_tier, const CacheLayout& layout,
+Result<MemoryPlan> plan_memory(const EngineOptions& options, const runtime::LoadOptions& loading,
+                               const Checkpoint& checkpoint, const ModelSpec& spec,
+                               const speculative::Config* speculation, size_t host_tier,
+                               const CacheLayout& layout,
                                const std::optional<media::ImageSettings>& pictures,
                                runtime::Compute& compute) {
   FRESHET_ASSIGN_OR_RETURN(const auto seeing, picture_memory(pictures, spec, compute));
@@ -101,23 +87,21 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   if (speculation != nullptr) {
     const auto cost = speculative::find_method(speculation->method)->cost;
     if (cost != nullptr) {
-      FRESHET_ASSIGN_OR_RETURN(drafter, cost({*speculation, spec, checkpoint, compute, type}));
+      FRESHET_ASSIGN_OR_RETURN(drafter,
+                               cost({*speculation, spec, checkpoint, compute, type, loading}));
     }
     r.drafter_weights = drafter.weights;
     if (drafter.model)
       r.drafter_bytes_per_token = speculative::cache_bytes_per_token(*drafter.model, type);
   }
-  r.weights = packed_bytes(checkpoint, spec, compute.device());
-  r.model_context = spec.max_context;
-  if (spec.learned_positions > 0) {
-    r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);
-  }
-  r.vocab_size = spec.generates ? spec.vocab_size : 0;
-  r.hidden_size = spec.hidden_size;
-  r.kv = layout.kv;
-  r.max_slots = layout.retention.max_slots;
+  FRESHET_ASSIGN_OR_RETURN(r.weights,
+                           runtime::packed_bytes(checkpoint, spec, loading, compute.ops()));
+  add_shape(spec, layout, r);
   r.checkpoint_share = options.enable_prefix_caching ? options.state_checkpoint_share : 0.0;
-  if (speculation != nullptr) r.state_slots = 1 + speculation->limit();
+  if (speculation != nullptr) {
+    r.state_slots = 1 + speculation->limit();
+    r.drafts = std::max(speculation->limit(), speculation->tree.nodes);
+  }
   FRESHET_ASSIGN_OR_RETURN(r.available, memory_beside(host_tier));
   FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
   if (const ops::Device* device = compute.device()) {

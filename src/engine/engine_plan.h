@@ -28,9 +28,10 @@ Result<CacheLayout> cache_layout(const EngineOptions& options, const runtime::Co
 
 // `speculation`: nullptr: none. `host_tier`: bytes of host memory that a tier takes. `pictures`:
 // nothing if the model reads none.
-Result<MemoryPlan> plan_memory(const EngineOptions& options, const loader::Checkpoint& checkpoint,
-                               const ModelSpec& spec, const speculative::Config* speculation,
-                               size_t host_tier, const CacheLayout& layout,
+Result<MemoryPlan> plan_memory(const EngineOptions& options, const runtime::LoadOptions& loading,
+                               const loader::Checkpoint& checkpoint, const ModelSpec& spec,
+                               const speculative::Config* speculation, size_t host_tier,
+                               const CacheLayout& layout,
                                const std::optional<media::ImageSettings>& pictures,
                                runtime::Compute& compute);
 

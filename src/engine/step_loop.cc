@@ -15,7 +15,7 @@ int64_t now_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(t).count();
 }
 
-// Whose text a sequence is: one tenant's, under one salt of the cache.
+// The owner of a sequence's cached blocks: its tenant and cache salt.
 uint64_t owner_of(const scheduler::Sequence& s) {
   return s.request->tenant * 0x9E3779B97F4A7C15 ^ std::hash<std::string>()(s.request->salt);
 }
@@ -447,7 +447,7 @@ bool StepLoop::may_run_ahead(const StepInFlight& step) const {
          });
 }
 
-// The request has all it asked for.
+// Removes a request that is complete, and reports it to the client.
 void StepLoop::retire(uint64_t id) {
   const auto node = live_.extract(id);
   const LiveRequest& live = *node.mapped();
@@ -534,7 +534,7 @@ void StepLoop::begin(uint64_t id, Request request) {
   if (!sequence.ok()) end_request(id, FinishReason::kError, sequence.status());
 }
 
-// ---- books -----------------------------------------------------------------------------------
+// ---- statistics ------------------------------------------------------------------------------
 
 void StepLoop::count_step(int64_t tokens) {
   const auto& bounds = EngineStats::kStepTokens;

@@ -1,11 +1,11 @@
 // A model's weights on disk, whatever their container; models are assembled from a Checkpoint.
 //
-// open() accepts a directory with config.json and safetensors (a single file takes precedence over
-// shards with model.safetensors.index.json), one .gguf file (or any shard of a split one), or a
-// directory that holds one GGUF model. A GGUF model's tower for pictures is a file of its own
-// (llama.cpp's "mmproj"), whose tensors open() adds. The mapped files live as long as the
-// Checkpoint; TensorSource pointers survive moving it. Only replace() changes it after opening, so
-// it is safe to read from many threads.
+// open() accepts a directory with config.json and safetensors (a single file before the shards of
+// model.safetensors.index.json; the tensors of kv_scales.safetensors are added, or replace those of
+// their names), one .gguf file (or a shard of a split one), or a directory with one GGUF model,
+// whose tower for pictures is a file of its own (llama.cpp's "mmproj"). The mapped files live as
+// long as the Checkpoint; TensorSource pointers survive moving it. Only replace() changes it after
+// opening, so it is safe to read from many threads.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,7 @@ class Checkpoint {
 
   // `tower`: the GGUF file of a GGUF model's tower; "": none.
   static Result<Checkpoint> open(const std::string& path, const std::string& tower = "");
-  // A .safetensors file without a configuration, e.g. of a draft head.
+  // A file by itself: .safetensors, e.g. of a draft head, or config.json without its weights.
   static Result<Checkpoint> open_bare(const std::string& path);
 
   Kind kind() const { return kind_; }
@@ -47,8 +47,8 @@ class Checkpoint {
   // Asks the kernel to read all weights ahead.
   void prefetch() const;
 
-  // Puts `tensor` in the place of the one with its name, which must exist. Its data must live as
-  // long as the checkpoint or until it is replaced again. Not while others read.
+  // Replaces the tensor of the same name, which must exist. Its data must live as long as the
+  // checkpoint, or until it is replaced again. Not safe with concurrent readers.
   void replace(const TensorSource& tensor);
 
  private:

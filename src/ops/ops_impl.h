@@ -21,7 +21,7 @@ struct MatmulCall {
   int64_t act_row_bytes = 0;
 };
 
-// A batch in which every query that selects is a sequence of its own.
+// A batch in which every query that selects blocks is a sequence of its own.
 struct SelectedBatch {
   struct Part {
     int32_t sequence = 0;  // of the batch that was given

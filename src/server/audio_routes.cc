@@ -57,15 +57,18 @@ class FormFields {
       return fail(name, fmt::format("'{}' must be true or false", name));
     out = text == "true" || text == "True" || text == "1";
   }
-  void read_temperature(float& out) {
-    const FormPart* part = find("temperature");
-    if (part == nullptr) return;
+  // Whether the field is there.
+  bool read(std::string_view name, float& out, double least, double most) {
+    const FormPart* part = find(name);
+    if (part == nullptr) return false;
     const std::string_view text = part->content;
-    double value = -1.0;
+    double value = NAN;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size() || !(value >= 0.0 && value <= 1.0))
-      return fail("temperature", "'temperature' must be a number from 0 to 1");
+    if (error != std::errc() || end != text.data() + text.size() ||
+        !(value >= least && value <= most))
+      fail(name, fmt::format("'{}' must be a number from {} to {}", name, least, most));
     out = static_cast<float>(value);
+    return true;
   }
   void read_seed(std::optional<uint64_t>& out) {
     const FormPart* part = find("seed");
@@ -138,6 +141,26 @@ void read_language(FormFields& fields, const speech::SpeechModel& model, SpeechR
   request.options.language = code;
 }
 
+// At temperature 0 windows are made again by default, as in OpenAI's API; not where their words are
+// sent as they are written.
+void read_retries(FormFields& fields, SpeechRequest& request) {
+  speech::TranscribeOptions& options = request.options;
+  speech::RetryOptions retries;
+  fields.read("temperature", options.temperature, 0, 1);
+  bool asked =
+      fields.read("temperature_increment_on_fallback", retries.temperature_increment, 0, 1);
+  asked |= fields.read("compression_ratio_threshold", retries.compression_ratio, 0, 1000);
+  asked |= fields.read("logprob_threshold", retries.logprob, -1000, 0);
+  asked |= fields.read("no_speech_threshold", retries.no_speech, 0, 1);
+  fields.read("condition_on_previous_text", options.condition_on_previous_text);
+  if (request.stream && asked) {
+    fields.fail("stream",
+                "'stream' sends words as they are written, so windows are not made again: leave "
+                "out the thresholds");
+  }
+  if (asked || (options.temperature == 0.0f && !request.stream)) options.retries = retries;
+}
+
 // Fields that are known, and would change the answer.
 void refuse_others(FormFields& fields) {
   for (const char* name :
@@ -163,7 +186,7 @@ void transcribe(App& app, App::Exchanges exchange, bool translate) {
   fields.read("model", request.model, 1024);
   read_format(fields, request);
   read_language(fields, speech.model(), request);
-  fields.read_temperature(request.options.temperature);
+  read_retries(fields, request);
   fields.read_seed(request.options.seed);
   std::string prompt;
   fields.read("prompt", prompt, kMaxPromptBytes);

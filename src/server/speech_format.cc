@@ -21,7 +21,7 @@ double rounded(double x) {
   return std::round(x * 1000) / 1000;
 }
 
-json::Value segments_json(const SpeechRequest& request, const speech::Transcription& done) {
+json::Value segments_json(const speech::Transcription& done) {
   json::Array segments;
   for (const speech::Segment& s : done.segments()) {
     json::Object o;
@@ -33,7 +33,7 @@ json::Value segments_json(const SpeechRequest& request, const speech::Transcript
     json::Array tokens;
     for (const int32_t id : s.tokens) tokens.emplace_back(int64_t{id});
     o["tokens"] = std::move(tokens);
-    o["temperature"] = rounded(static_cast<double>(request.options.temperature));
+    o["temperature"] = rounded(static_cast<double>(s.temperature));
     o["avg_logprob"] = s.avg_logprob;
     o["compression_ratio"] = s.compression_ratio;
     o["no_speech_prob"] = s.no_speech_prob;
@@ -65,7 +65,7 @@ HttpResponse speech_response(const SpeechRequest& request, const speech::Transcr
       body["language"] = std::string(speech::language_name(done.language()));
       body["duration"] = rounded(done.duration());
       body["text"] = done.text();
-      body["segments"] = segments_json(request, done);
+      body["segments"] = segments_json(done);
       break;
     case SpeechFormat::kJson:
       body["text"] = done.text();

@@ -53,7 +53,6 @@ class SpeechAnswer : public std::enable_shared_from_this<SpeechAnswer> {
     Request request = transcription_->next_window();
     app_.set_tenant(exchange_->request(), {}, request);
     ids_.clear();
-    logprobs_.clear();
     error_ = {};
     record_ = {};
     record_.arrival = Clock::now();
@@ -81,7 +80,6 @@ class SpeechAnswer : public std::enable_shared_from_this<SpeechAnswer> {
     record_.last_token = now;
     record_.generation_tokens += static_cast<int>(d.ids.size());
     ids_.insert(ids_.end(), d.ids.begin(), d.ids.end());
-    for (const auto& list : d.logprobs) logprobs_.push_back(list.front().logprob);
     if (d.finish != FinishReason::kNone) record_.finish = d.finish;
     if (d.finish == FinishReason::kError) error_ = from_status(d.error);
     if (d.finish == FinishReason::kCancelled) error_ = {503, "the request was cancelled", ""};
@@ -111,7 +109,7 @@ class SpeechAnswer : public std::enable_shared_from_this<SpeechAnswer> {
     if (error_) return fail(*error_);
     if (gone_) return;
     const size_t before = transcription_->segments().size();
-    transcription_->take(ids_, logprobs_);
+    transcription_->take(ids_);
     if (request_.stream && request_.options.timestamps) {
       const auto& all = transcription_->segments();
       for (size_t i = before; i < all.size(); ++i) write(all[i].text);
@@ -169,7 +167,6 @@ class SpeechAnswer : public std::enable_shared_from_this<SpeechAnswer> {
   std::atomic<uint64_t> engine_request_{0};
   // Of the open request.
   std::vector<int32_t> ids_;
-  std::vector<float> logprobs_;
   std::optional<ApiError> error_;
   RequestRecord record_;
 };

@@ -23,7 +23,8 @@ constexpr double kForgetOwn = 0.02;    // the same for a sequence's own rates
 constexpr double kLongStep = 1.5;      // longer than expected by this factor: others run as well
 constexpr double kLeastSurvival = 0.01;
 constexpr int64_t kMissedTokens = 32;  // fewer are part of a round
-constexpr double kRecentTrees = 0.8;   // memory of the rows of trees
+constexpr int kLongRun = 8;
+constexpr double kRecentTrees = 0.8;  // memory of the rows of trees
 
 // How many tokens from `first` on the path has right.
 int right_tokens(std::span<const int32_t> path, std::span<const int32_t> tokens, size_t first) {
@@ -45,8 +46,12 @@ double LengthController::Plan::gain() const {
 
 // ---- what is known ---------------------------------------------------------------------------
 
+size_t LengthController::run_class(int run) {
+  return run == 0 ? 0 : run < kLongRun ? 1 : 2;
+}
+
 void LengthController::add_rates(Sequence& s, int right, int drafted) {
-  if (s.looked_up) return lookup_rates_.add(s.lookup_own, right, drafted);
+  if (s.copied) return copy_rates_[s.run_then].add(s.copy_own, right, drafted);
   rates_.add(s.own, right, drafted, s.probe);
 }
 
@@ -54,14 +59,18 @@ void LengthController::survival_of(const DraftRequest& r, std::span<double> out)
   const auto at = sequences_.find(r.sequence);
   const Sequence unknown;
   const Sequence& s = at == sequences_.end() ? unknown : at->second;
-  r.looked_up ? lookup_rates_.survival(s.lookup_own, out) : rates_.survival(s.own, out);
+  if (r.looked_up || free_) return copy_rates_[run_class(s.run)].survival(s.copy_own, out);
+  rates_.survival(s.own, out);
 }
 
 // Compares the sequence's last draft with the tokens that came.
 void LengthController::learn(const DraftRequest& r) {
   Sequence& s = sequences_[r.sequence];
-  if (s.paths.empty() || s.looked_up) s.own.forget(kForgetOwn);
-  if (s.paths.empty()) return;
+  if (s.paths.empty() || s.copied) s.own.forget(kForgetOwn);
+  if (s.paths.empty()) {
+    s.run = 0;
+    return;
+  }
   int right = 0, drafted = 0;
   for (const std::vector<int32_t>& path : s.paths) {
     right = std::max(right, right_tokens(path, r.tokens, s.draft_at));
@@ -70,6 +79,7 @@ void LengthController::learn(const DraftRequest& r) {
   const bool known = right == drafted || s.draft_at + static_cast<size_t>(right) < r.tokens.size();
   if (!known) return;
   add_rates(s, right, drafted);
+  s.run = right == drafted ? s.run + right : 0;
   // A draft that was right has earned its time.
   if (s.probe) budget_ += kProbeRefund * right * plain_token_;
   s.paths.clear();
@@ -137,6 +147,8 @@ LengthController::Plan LengthController::best_plan(std::span<const DraftRequest>
     tokens += s;
     more_rows += r.tree ? tree_rows_ : 1.0;
     more_context += (r.tree ? tree_rows_ : 1.0) * static_cast<double>(r.tokens.size());
+    const auto decoding = static_cast<double>(requests.size()) + more_rows;
+    if (options_.max_rows > 0 && decoding > static_cast<double>(options_.max_rows)) break;
     shape.rows = rows + std::llround(more_rows);
     shape.row_context = row_context + std::llround(more_context);
     if (drafting) {
@@ -244,6 +256,7 @@ void LengthController::trim_lookups(std::span<DraftRequest> requests, std::vecto
 }
 
 void LengthController::drafted(std::span<DraftRequest> requests, double seconds) {
+  free_ = drafts_free(requests.size());
   int rounds = 0, rows = 0;
   int64_t missed = 0;
   std::vector<int> lengths;
@@ -261,8 +274,10 @@ void LengthController::drafted(std::span<DraftRequest> requests, double seconds)
     if (!s.paths.empty()) {  // right so far, as far as tokens came
       const auto right = static_cast<int>(r.tokens.size() - s.draft_at);
       add_rates(s, right, right);
+      s.run += right;
     }
-    s.looked_up = r.looked_up;
+    s.copied = r.looked_up || free_;
+    s.run_then = run_class(s.run);
     s.paths = r.branches;
     if (!r.draft.empty()) s.paths.insert(s.paths.begin(), r.draft);
     if (r.tree && size > 0)
@@ -343,6 +358,9 @@ void LengthController::publish(EngineStats::Speculation& s) const {
   s.predicted_plain_seconds = all_expected_.plain;
   s.predicted_step_seconds = all_expected_.taken;
   s.control_steps = controls_;
+  for (size_t i = 0; i < s.kRows.size(); ++i)
+    s.seconds_by_rows[i] = costs_.seconds({.rows = s.kRows[i], .sequences = 1});
+  s.round_seconds = drafting_.known() ? drafting_.round(1) : 0.0;
 }
 
 }  // namespace freshet::speculative

@@ -19,6 +19,7 @@ struct World {
   double row = 0.03;   // a step: 1 + row * (rows - 1) ...
   double knee = 16.0;  // ... and steeper behind this number of rows
   double alpha = 0.7;  // acceptance
+  double going = 0.0;  // > 0: the acceptance behind a draft that was right
   double noise = 0.0;  // of times, as a factor
   int sequences = 1;
   int prompt = 100;
@@ -65,6 +66,7 @@ class Simulation {
     Result result;
     while (std::ssize(texts_) < world.sequences)
       texts_.emplace_back(static_cast<size_t>(world.prompt), 0);
+    goes_on_.resize(texts_.size());
     for (int i = 0; i < steps; ++i) step(world, result);
     return result;
   }
@@ -81,7 +83,11 @@ class Simulation {
     double drafting = 0.0;
     for (DraftRequest& r : requests) {
       // A draft is right where it is 0, and behind a wrong one nothing matters.
-      for (int d = 0; d < r.limit; ++d) r.draft.push_back(random() < w.alpha ? 0 : 1);
+      for (int d = 0; d < r.limit; ++d) {
+        const bool goes_on = w.going > 0.0 && (d > 0 || goes_on_[r.sequence - 1]);
+        r.draft.push_back(random() < (goes_on ? w.going : w.alpha) ? 0 : 1);
+      }
+      watched_ = !r.draft.empty() && r.draft.front() == 0;
       rounds = std::max(rounds, r.limit);
     }
     for (int d = 0; d < rounds; ++d) {
@@ -96,6 +102,7 @@ class Simulation {
       done.drafted += std::ssize(draft);
       const auto right = std::ranges::find(draft, 1) - draft.begin();
       done.tokens += right + 1;
+      goes_on_[i] = draft.empty() ? watched_ : right == std::ssize(draft);
       texts_[i].insert(texts_[i].end(), static_cast<size_t>(right) + 1, 0);
     }
     done.seconds = w.step(done.shape.rows) * (1.0 + w.noise * random());
@@ -108,6 +115,8 @@ class Simulation {
   DraftLengths& lengths_;
   uint64_t seed_, draws_ = 0;
   std::vector<std::vector<int32_t>> texts_;
+  std::vector<bool> goes_on_;
+  bool watched_ = false;  // the first draft of the last sequence was right
 };
 
 TEST(LengthController, ComesNearTheBestFixedLength) {
@@ -166,6 +175,17 @@ TEST(LengthController, FreeDraftsAreWatchedWithoutRunningThem) {
   world.alpha = 0.95;
   simulation.run(world, 100);
   EXPECT_GT(simulation.run(world, 500).rate(), 0.95 * world.best_rate());
+}
+
+// Drafts that are copied from a text: none where a copy begins, for the first one is often wrong,
+// and about 10 while it goes on. That gives 2.0 times the speed of plain steps, and 10 at any time
+// 1.5.
+TEST(LengthController, CopiesAreLongerWhileTheyGoOn) {
+  World world{.round = 1e-5, .row = 0.4, .knee = 100.0, .alpha = 0.3, .going = 0.98};
+  LengthController lengths(world.costs(), {.max_drafts = kMost});
+  Simulation simulation(lengths, 15);
+  simulation.run(world, 300);
+  EXPECT_GT(simulation.run(world, 2000).rate(), 1.8);
 }
 
 // Also with a table that is wrong by a factor, as under load, and with noise.

@@ -170,12 +170,20 @@ void ModelDrafter::take(State& s, DraftRequest& r, Work& work) {
 
 // Puts masks behind the ids of a work: a row for each draft but the first, whose row is the last
 // id's.
-void ModelDrafter::add_masks(Work& work, int drafts, std::vector<int32_t>& ids) const {
+void ModelDrafter::add_masks(Work& work, int drafts, Masked& masked) const {
   const auto room = runner_->max_tokens() - static_cast<int>(work.ids.size());
   work.wanted = std::clamp(drafts, 1, 1 + std::max(0, room));
-  ids.assign(work.ids.begin(), work.ids.end());
-  ids.resize(ids.size() + static_cast<size_t>(work.wanted) - 1, options_.mask);
-  work.ids = ids;
+  masked.ids.assign(work.ids.begin(), work.ids.end());
+  masked.ids.resize(masked.ids.size() + static_cast<size_t>(work.wanted) - 1, options_.mask);
+  if (heads()) {
+    masked.features.assign(work.features, work.features + work.ids.size() * width_);
+    for (size_t i = work.ids.size(); i < masked.ids.size(); ++i) {
+      masked.features.insert(masked.features.end(), options_.mask_features.begin(),
+                             options_.mask_features.end());
+    }
+    work.features = masked.features.data();
+  }
+  work.ids = masked.ids;
 }
 
 // The drafts of a pass with masks, which the cache does not keep.
@@ -225,9 +233,9 @@ void ModelDrafter::first_step(std::span<DraftRequest> requests) {
       if (!catch_up(s, ids)) continue;
       work.ids = ids.subspan(s.cache.ids.size());
       if (work.ids.empty()) continue;
-      if (options_.mask >= 0)
-        add_masks(work, std::min<int>(r.limit, runner_->max_rows() - rows), masked_[i]);
     }
+    if (options_.mask >= 0)
+      add_masks(work, std::min<int>(r.limit, runner_->max_rows() - rows), masked_[i]);
     rows += work.wanted;
     work_.push_back(work);
     owner_.push_back(i);
@@ -240,11 +248,15 @@ void ModelDrafter::first_step(std::span<DraftRequest> requests) {
       if (heads()) restart(s);
       continue;
     }
-    const auto known = static_cast<int32_t>(s.cache.ids.size()) - (work_[k].wanted - 1);
+    const bool again = heads() && options_.mask >= 0;  // the last row runs again with new masks
+    const auto known =
+        static_cast<int32_t>(s.cache.ids.size()) - (work_[k].wanted - 1) - (again ? 1 : 0);
     runner_->confirm(s.cache, known);
     runner_->cut(s.cache, known);
-    s.pending.clear();
-    s.features.clear();
+    const auto kept = static_cast<std::ptrdiff_t>(again ? 1 : 0);
+    s.pending.erase(s.pending.begin(), s.pending.end() - kept);
+    s.features.erase(s.features.begin(),
+                     s.features.end() - kept * static_cast<std::ptrdiff_t>(width_));
     if (options_.mask >= 0) {
       take_all(s, r, work_[k]);
     } else {

@@ -40,6 +40,22 @@ double WhisperRules::no_speech() const {
   return no_speech_;
 }
 
+void WhisperRules::keep(size_t at, const float* logits, int64_t vocab) {
+  latest_.at = at;
+  latest_.logits.assign(logits, logits + vocab);
+  latest_.log_sum = log_sum(logits, 0, vocab);
+}
+
+double WhisperRules::mean_logprob(std::span<const int32_t> ids) const {
+  const std::lock_guard lock(mutex_);
+  if (ids.size() <= lead_.size()) return 0.0;
+  double sum = logprobs_;
+  if (!latest_.logits.empty() && latest_.at + 1 == ids.size())
+    sum += static_cast<double>(latest_.logits[ids.back()]) - latest_.log_sum;
+  const size_t ended = ids.back() == tokens_.end ? 1 : 0;
+  return sum / static_cast<double>(ids.size() - lead_.size() - ended + 1);
+}
+
 void WhisperRules::apply(const std::vector<int32_t>& output, float* logits, int64_t vocab) {
   const size_t at = output.size();
   if (at == 0 && tokens_.no_speech >= 0 && tokens_.no_speech < vocab) {
@@ -65,6 +81,10 @@ void WhisperRules::apply(const std::vector<int32_t>& output, float* logits, int6
   for (const int32_t id : tokens_.suppressed) logits[id] = kForbidden;
   if (options_.timestamps)
     limit_timestamps(output.data() + lead_.size(), at - lead_.size(), logits, vocab);
+  const std::lock_guard lock(mutex_);
+  if (!latest_.logits.empty() && latest_.at + 1 == at)
+    logprobs_ += static_cast<double>(latest_.logits[output.back()]) - latest_.log_sum;
+  keep(at, logits, vocab);
 }
 
 // Timestamps come in pairs, except before the end, and never go back. A text begins with one.

@@ -8,6 +8,7 @@
 
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "freshet/engine.h"
@@ -32,8 +33,18 @@ class WhisperRules final : public TokenRules {
   int lead_tokens() const { return static_cast<int>(lead_.size()); }
   // The probability of <|nospeech|> as the first token; 0 before the first call.
   double no_speech() const;
+  // The mean log-probability of a finished text under these rules, end token included; `ids` is the
+  // whole output.
+  double mean_logprob(std::span<const int32_t> ids) const;
 
  private:
+  // The logits of the latest row as the rules left them.
+  struct Row {
+    size_t at = 0;  // tokens before it
+    std::vector<float> logits;
+    double log_sum = 0.0;
+  };
+  void keep(size_t at, const float* logits, int64_t vocab);
   std::vector<int32_t> lead() const;
   void limit_timestamps(const int32_t* said, size_t count, float* logits, int64_t vocab) const;
 
@@ -42,6 +53,8 @@ class WhisperRules final : public TokenRules {
   const std::vector<int32_t> lead_;  // -1: any language
   mutable std::mutex mutex_;         // of what follows
   double no_speech_ = 0.0;
+  Row latest_;
+  double logprobs_ = 0.0;  // sum over the tokens of the text before latest_.at
 };
 
 }  // namespace freshet::speech

@@ -41,23 +41,26 @@ std::vector<float> sound_of(int64_t seed, int64_t samples) {
   return out;
 }
 
-void run_all(Engine& engine, Transcription& work) {
+// Returns the temperatures of the requests that were made.
+std::vector<float> run_all(Engine& engine, Transcription& work) {
+  std::vector<float> temperatures;
   while (!work.done()) {
     Request request = work.next_window();
+    temperatures.push_back(request.params.temperature);
     std::vector<int32_t> ids;
-    std::vector<float> logprobs;
     std::promise<void> done;
     request.on_delta = [&](const Delta& d) {
       ids.insert(ids.end(), d.ids.begin(), d.ids.end());
-      for (const auto& list : d.logprobs) logprobs.push_back(list.front().logprob);
       EXPECT_NE(d.finish, FinishReason::kError) << d.error.message();
     };
     request.on_done = [&](const Usage&) { done.set_value(); };
     const auto submitted = engine.submit(std::move(request));
-    ASSERT_TRUE(submitted.ok()) << submitted.status().message();
+    EXPECT_TRUE(submitted.ok()) << submitted.status().message();
+    if (!submitted.ok()) break;
     done.get_future().wait();
-    work.take(ids, logprobs);
+    work.take(ids);
   }
+  return temperatures;
 }
 
 std::unique_ptr<Engine> speech_engine() {
@@ -92,6 +95,13 @@ TEST(Transcription, WritesWhatTransformersWrites) {
     options.translate = c.get_string("task", "") == "translate";
     options.timestamps = c.find("timestamps")->as_bool();
     options.prompt = prompt_tokens(*model, engine->tokenizer(), c.get_string("prompt", ""));
+    options.condition_on_previous_text = c.find("condition_on_previous_text") != nullptr;
+    if (const json::Value* logprob = c.find("logprob_threshold"); logprob != nullptr) {
+      options.retries = {
+          .temperature_increment = 0.0f,
+          .logprob = static_cast<float>(logprob->as_double()),
+          .no_speech = static_cast<float>(c.find("no_speech_threshold")->as_double())};
+    }
     const int64_t seed = c.find("seed")->as_int64().value();
     Transcription work(*model, engine->tokenizer(), options,
                        sound_of(seed, c.find("samples")->as_int64().value()));
@@ -141,6 +151,32 @@ TEST(Transcription, TheBatchChangesNothing) {
     for (size_t s = 0; s < alone[i].size(); ++s)
       EXPECT_EQ(alone[i][s].tokens, together[i][s].tokens);
   }
+}
+
+// A window that stays unlikely is made at each temperature in turn, and kept at the last.
+TEST(Transcription, MakesUnlikelyWindowsAgain) {
+  const auto engine = speech_engine();
+  ASSERT_NE(engine, nullptr);
+  const auto model = read_speech_model(*engine);
+  ASSERT_TRUE(model.ok());
+  TranscribeOptions options;
+  options.language = "en";
+  options.timestamps = false;
+  const auto temperatures = [&](const RetryOptions& retries) {
+    options.retries = retries;
+    Transcription work(*model, engine->tokenizer(), options, sound_of(1, 16'000));
+    const std::vector<float> tried = run_all(*engine, work);
+    EXPECT_EQ(work.segments().size(), 1u);
+    EXPECT_FLOAT_EQ(work.segments().front().temperature, tried.back());
+    return tried;
+  };
+  const std::vector<float> all{0.0f, 0.2f, 0.4f, 0.6f, 0.8f, 1.0f};
+  const std::vector<float> tried = temperatures({});
+  ASSERT_EQ(tried.size(), all.size());
+  for (size_t i = 0; i < all.size(); ++i) EXPECT_NEAR(tried[i], all[i], 1e-6);
+  EXPECT_EQ(temperatures({.compression_ratio = 100.0f, .logprob = -20.0f}).size(), 1u);
+  EXPECT_EQ(temperatures({.compression_ratio = 0.1f, .logprob = -20.0f}).size(), all.size());
+  EXPECT_EQ(temperatures({.temperature_increment = 0.0f}).size(), 1u);
 }
 
 SpeechTokens plain_tokens() {

@@ -28,6 +28,14 @@ std::string_view trimmed(std::string_view s) {
   return s.substr(first, s.find_last_not_of(kSpace) - first + 1);
 }
 
+// As many tokens of earlier text as a decoder of `max_tokens` reads.
+size_t most_earlier_tokens(int max_tokens) {
+  return static_cast<size_t>(std::max(0, max_tokens / 2 - 1));
+}
+
+// Text made at a higher temperature does not stand before later windows: errors would spread.
+constexpr float kSteadyTemperature = 0.5f;
+
 }  // namespace
 
 std::vector<int32_t> prompt_tokens(const SpeechModel& model, const Tokenizer& tokenizer,
@@ -36,7 +44,7 @@ std::vector<int32_t> prompt_tokens(const SpeechModel& model, const Tokenizer& to
   if (words.empty() || model.tokens.previous < 0) return {};
   std::vector<int32_t> ids =
       tokenizer.encode(" " + std::string(words), {.add_special = false, .parse_special = false});
-  const auto most = static_cast<size_t>(std::max(0, model.max_tokens / 2 - 1));
+  const size_t most = most_earlier_tokens(model.max_tokens);
   if (ids.size() > most) ids.erase(ids.begin(), ids.end() - static_cast<ptrdiff_t>(most));
   return ids;
 }
@@ -44,6 +52,7 @@ std::vector<int32_t> prompt_tokens(const SpeechModel& model, const Tokenizer& to
 Transcription::Transcription(const SpeechModel& model, const Tokenizer& tokenizer,
                              const TranscribeOptions& options, std::vector<float> samples)
     : model_(model), tokenizer_(tokenizer), options_(options), language_(options.language) {
+  temperature_ = options.temperature;
   media::MelSettings mel = model.mel;
   const auto given = static_cast<int64_t>(samples.size());
   duration_ = static_cast<double>(given) / mel.rate;
@@ -76,19 +85,28 @@ Request Transcription::next_window() {
     const auto from = features_.begin() + m * stride_ + seek_;
     std::copy(from, from + there, request.features.begin() + m * request.frames);
   }
-  if (!options_.prompt.empty()) {
-    request.prompt.push_back(t.previous);
-    request.prompt.insert(request.prompt.end(), options_.prompt.begin(), options_.prompt.end());
-  }
+  request.prompt = earlier_text();
   request.prompt.push_back(t.start);
   SamplingParams& p = request.params;
-  p.temperature = options_.temperature;
+  p.temperature = temperature_;
   p.seed = options_.seed;
+  // A transcript at temperature 0 is repeatable, also where a window is made again.
+  if (!p.seed && options_.temperature == 0.0f) p.seed = 0;
   p.max_tokens = model_.max_tokens;
   p.stop_token_ids = {t.end};
-  p.logprobs = 0;
   p.rules = window_.rules;
   return request;
+}
+
+// <|startofprev|> and what was said before the window; empty if nothing was.
+std::vector<int32_t> Transcription::earlier_text() const {
+  std::vector<int32_t> text = options_.prompt;
+  text.insert(text.end(), said_.begin(), said_.end());
+  if (text.empty() || model_.tokens.previous < 0) return {};
+  const size_t most = most_earlier_tokens(model_.max_tokens);
+  if (text.size() > most) text.erase(text.begin(), text.end() - static_cast<ptrdiff_t>(most));
+  text.insert(text.begin(), model_.tokens.previous);
+  return text;
 }
 
 std::string Transcription::plain_text(std::span<const int32_t> ids) const {
@@ -150,22 +168,49 @@ int64_t Transcription::split(std::span<const int32_t> tokens, const Segment& com
   return 2 * int64_t{tokens[ends.back() - 1] - first};
 }
 
-void Transcription::take(std::span<const int32_t> ids, std::span<const float> logprobs) {
+Transcription::Verdict Transcription::judge(const Segment& window) const {
+  if (!options_.retries) return Verdict::kKeep;
+  const RetryOptions& limits = *options_.retries;
+  const bool unlikely = window.avg_logprob < static_cast<double>(limits.logprob);
+  if (unlikely && window.no_speech_prob > static_cast<double>(limits.no_speech))
+    return Verdict::kSkip;
+  const bool repeats = window.compression_ratio > static_cast<double>(limits.compression_ratio);
+  const bool hotter = limits.temperature_increment > 0.0f && temperature_ < 1.0f;
+  return (unlikely || repeats) && hotter ? Verdict::kRetry : Verdict::kKeep;
+}
+
+void Transcription::take(std::span<const int32_t> ids) {
   const WhisperRules& rules = *window_.rules;
   const auto lead = std::min(ids.size(), static_cast<size_t>(rules.lead_tokens()));
   if (language_.empty() && !ids.empty()) language_ = model_.tokens.code_of(ids.front());
-  double sum = 0.0;
-  for (size_t i = lead; i < logprobs.size(); ++i) sum += static_cast<double>(logprobs[i]);
   std::span<const int32_t> tokens = ids.subspan(lead);
   if (!tokens.empty() && tokens.back() == model_.tokens.end)
     tokens = tokens.first(tokens.size() - 1);
   Segment common;
   common.seek = window_.seek;
   common.no_speech_prob = rules.no_speech();
-  common.avg_logprob = sum / static_cast<double>(tokens.size() + 1);
+  common.avg_logprob = rules.mean_logprob(ids);
   common.compression_ratio = compression_ratio(plain_text(ids));
-  const int64_t passed = options_.timestamps ? split(tokens, common) : window_.frames;
-  if (!options_.timestamps) add(tokens, 0.0, duration_, common);
+  common.temperature = temperature_;
+  const Verdict verdict = judge(common);
+  if (verdict == Verdict::kRetry) {
+    temperature_ = std::min(1.0f, temperature_ + options_.retries->temperature_increment);
+    return;
+  }
+  const size_t before = segments_.size();
+  int64_t passed = window_.frames;
+  if (verdict == Verdict::kKeep) {
+    if (options_.timestamps)
+      passed = split(tokens, common);
+    else
+      add(tokens, 0.0, duration_, common);
+  }
+  if (options_.condition_on_previous_text) {
+    for (size_t i = before; i < segments_.size(); ++i)
+      said_.insert(said_.end(), segments_[i].tokens.begin(), segments_[i].tokens.end());
+    if (temperature_ > kSteadyTemperature) said_.clear();
+  }
+  temperature_ = options_.temperature;
   // A model that says nothing happens at all would never come to an end.
   seek_ += passed > 0 ? std::min(passed, window_.frames) : window_.frames;
 }

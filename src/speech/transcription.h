@@ -1,5 +1,8 @@
 // A sound, transcribed window by window: each begins where the model's timestamps say that the last
-// one's text ended (long form of arXiv:2212.04356, section 3.8, without retries).
+// one's text ended (long form of arXiv:2212.04356, section 3.8).
+//
+// With `retries` a window whose text repeats itself or is unlikely is made again at a higher
+// temperature, and one that holds no speech is skipped, by the paper's thresholds.
 //
 // A Transcription makes the engine's request for its next window and takes what the model wrote for
 // it; it never waits, so servers and programs drive it as they like. A sound of at most one window
@@ -18,6 +21,14 @@
 
 namespace freshet::speech {
 
+// When a window is made again, and when it is skipped (section 4.5 of the paper).
+struct RetryOptions {
+  float temperature_increment = 0.2f;  // of each try; the last one is at temperature 1. 0: none
+  float compression_ratio = 2.4f;      // made again if the text compresses better than this ...
+  float logprob = -1.0f;               // ... or if the mean log-probability of its tokens is lower
+  float no_speech = 0.6f;              // skipped if also <|nospeech|> is likelier than this
+};
+
 struct TranscribeOptions {
   std::string language;         // code; "": found out from the first window
   bool translate = false;       // to English
@@ -25,6 +36,10 @@ struct TranscribeOptions {
   float temperature = 0.0f;
   std::optional<uint64_t> seed;
   bool timestamps = true;
+  std::optional<RetryOptions> retries;
+  // The text of earlier windows stands before each window, unless it was made at a temperature
+  // above 0.5.
+  bool condition_on_previous_text = false;
 };
 
 struct Segment {
@@ -35,6 +50,7 @@ struct Segment {
   double avg_logprob = 0.0;     // of the window
   double compression_ratio = 0.0;
   double no_speech_prob = 0.0;
+  float temperature = 0.0f;  // at which the window was made
 };
 
 // The text of a prompt as tokens: the last ones, as many as the model reads.
@@ -50,8 +66,9 @@ class Transcription {
   bool done() const { return seek_ >= frames_; }
   // The next window's request, without callbacks. REQUIRES: !done().
   Request next_window();
-  // What the model wrote: all ids of its one sample, and their logprobs.
-  void take(std::span<const int32_t> ids, std::span<const float> logprobs);
+  // What the model wrote: all ids of its one sample. If the window is to be made again,
+  // next_window() returns it at its next temperature.
+  void take(std::span<const int32_t> ids);
   // The text of ids of a window without timestamps, as it arrives.
   std::string plain_text(std::span<const int32_t> ids) const;
 
@@ -68,6 +85,10 @@ class Transcription {
   void add(std::span<const int32_t> tokens, double start, double end, const Segment& common);
   // Splits a window's tokens at pairs of timestamps; returns how many frames are done with.
   int64_t split(std::span<const int32_t> tokens, const Segment& common);
+  std::vector<int32_t> earlier_text() const;
+  // What becomes of a window: kept, made again, or skipped since nothing is said in it.
+  enum class Verdict { kKeep, kRetry, kSkip };
+  Verdict judge(const Segment& window) const;
 
   const SpeechModel& model_;
   const Tokenizer& tokenizer_;
@@ -79,6 +100,8 @@ class Transcription {
   int64_t frames_ = 0;  // of the sound
   int64_t seek_ = 0;
   Window window_;
+  float temperature_ = 0.0f;   // of the window at hand
+  std::vector<int32_t> said_;  // by the windows that the next one is conditioned on
   std::vector<Segment> segments_;
 };
 

@@ -51,6 +51,9 @@ def form(fields, file=None):
 def text_of(tokens):
     return bytes(t for t in tokens if t < 256).decode("utf-8", "replace")
 
+# Windows are made once: the model has random weights.
+ONCE = (("temperature_increment_on_fallback", "0"),)
+
 
 class Transcriptions(Case):
     @classmethod
@@ -79,7 +82,12 @@ class Transcriptions(Case):
     def test_segments_are_those_of_transformers(self):
         for case in (c for c in self.cases if c["timestamps"]):
             fields = [("response_format", "verbose_json"), ("temperature", "0"), ("model", "default"),
+                      ("temperature_increment_on_fallback", "0"),
                       ("timestamp_granularities[]", "segment")]
+            for name in {"logprob_threshold", "no_speech_threshold"} & case.keys():
+                fields.append((name, str(case[name])))
+            fields += [("logprob_threshold", "-1000")] * ("logprob_threshold" not in case)
+            fields += [("condition_on_previous_text", "true")] * ("condition_on_previous_text" in case)
             fields += [("language", case["language"])] * (case["language"] is not None)
             fields += [("prompt", case["prompt"])] * (case["prompt"] is not None)
             translates = case["task"] == "translate"
@@ -105,8 +113,8 @@ class Transcriptions(Case):
         case = next(c for c in self.cases if not c["timestamps"] and c["language"])
         file = wav(sound(case["seed"], case["samples"]))
         text = text_of(case["segments"][0]["tokens"]).strip()
-        self.assertEqual(self.ask(("language", case["language"]), file=file)["text"], text)
-        self.assertEqual(self.ask(("language", "French"), ("response_format", "text"), file=file), text + "\n")
+        self.assertEqual(self.ask(("language", case["language"]), *ONCE, file=file)["text"], text)
+        self.assertEqual(self.ask(("language", "French"), ("response_format", "text"), *ONCE, file=file), text + "\n")
         srt = self.ask(("response_format", "srt"), file=wav(sound(1, 20000)))
         vtt = self.ask(("response_format", "vtt"), file=wav(sound(1, 20000)))
         self.assertRegex(srt, r"^1\n00:00:0\d,\d{3} --> 00:00:0\d,\d{3}\n")
@@ -116,13 +124,25 @@ class Transcriptions(Case):
     def test_a_stream_adds_up(self):
         for seed, count in ((4, 12000), (1, 52000)):
             file = wav(sound(seed, count))
-            whole = self.ask(("language", "en"), file=file)["text"]
+            whole = self.ask(("language", "en"), *ONCE, file=file)["text"]
             events = self.ask(("language", "en"), ("stream", "true"), file=file)
             events = [json.loads(e[6:]) for e in events.split("\n\n") if e]
             self.assertEqual({e["type"] for e in events[:-1]}, {"transcript.text.delta"})
             self.assertEqual(events[-1]["type"], "transcript.text.done")
             self.assertEqual(events[-1]["text"], whole)
             self.assertEqual("".join(e["delta"] for e in events[:-1]).strip(), whole)
+
+    def test_unlikely_windows_are_made_again(self):
+        file = wav(sound(1, 12000))
+        fields = [("language", "en"), ("response_format", "verbose_json")]
+        got = self.ask(*fields, file=file)
+        self.assertEqual({s["temperature"] for s in got["segments"]}, {1.0})  # no text of this model is likely
+        self.assertEqual(self.ask(*fields, file=file), got)  # repeatable
+        self.assertEqual({s["temperature"] for s in self.ask(*fields, *ONCE, file=file)["segments"]}, {0.0})
+        tried = self.ask(*fields, ("temperature_increment_on_fallback", "0.5"), file=file)
+        self.assertEqual({s["temperature"] for s in tried["segments"]}, {1.0})
+        skipped = self.ask(*fields, ("no_speech_threshold", "0"), file=file)
+        self.assertEqual((skipped["segments"], skipped["text"]), ([], ""))
 
     def test_other_rates_are_resampled(self):
         samples = sound(1, 8000)
@@ -147,6 +167,10 @@ class Transcriptions(Case):
         self.refused("'response_format'", ("response_format", "xml"))
         self.refused("'temperature'", ("temperature", "2"))
         self.refused("'temperature'", ("temperature", "warm"))
+        self.refused("'logprob_threshold'", ("logprob_threshold", "1"))
+        self.refused("'no_speech_threshold'", ("no_speech_threshold", "loud"))
+        self.refused("'condition_on_previous_text'", ("condition_on_previous_text", "maybe"))
+        self.refused("'stream'", ("stream", "true"), ("logprob_threshold", "-1"))
         self.refused("words have no times", ("response_format", "verbose_json"), ("timestamp_granularities[]", "word"))
         self.refused("verbose_json", ("timestamp_granularities[]", "segment"))
         self.refused("'stream'", ("stream", "true"), ("response_format", "srt"))
@@ -201,10 +225,15 @@ class Command(Case):
             path = os.path.join(folder, "a.wav")
             with open(path, "wb") as f:
                 f.write(wav(sound(case["seed"], case["samples"])))
-            text = self.run_with(MODEL, path, "--language", "en").stdout
+            once = ("--temperature-increment-on-fallback", "0")
+            text = self.run_with(MODEL, path, "--language", "en", *once).stdout
             self.assertEqual(text.strip(), "".join(text_of(s["tokens"]) for s in case["segments"]).strip())
-            whole = json.loads(self.run_with(MODEL, path, "-l", "english", "-f", "verbose_json").stdout)
+            whole = json.loads(self.run_with(MODEL, path, "-l", "english", "-f", "verbose_json", *once).stdout)
             self.assertEqual(len(whole["segments"]), len(case["segments"]))
+            again = [self.run_with(MODEL, path, "-l", "en", "--condition-on-previous-text").stdout for _ in range(2)]
+            self.assertEqual(again[0], again[1])
+            self.assertNotEqual(again[0], text)
+            self.assertIn("--logprob-threshold", self.run_with(MODEL, path, "--logprob-threshold", "1", code=2).stderr)
             self.assertIn("-->", self.run_with(MODEL, path, "-f", "vtt").stdout)
             self.assertIn("--language", self.run_with(MODEL, path, "-l", "it", code=2).stderr)
             with open(path, "wb") as f:
