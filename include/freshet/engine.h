@@ -248,6 +248,8 @@ struct EngineOptions {
   // Host memory for what the vision tower made of pictures, so that they are not computed again.
   size_t picture_cache_bytes = size_t{512} << 20;
   std::function<void(const std::string& stage, double fraction)> on_progress;
+  // The tower of a GGUF model that reads pictures, as llama.cpp splits it off; "": text alone.
+  std::string mmproj;
 };
 
 struct EngineStats {

@@ -33,7 +33,7 @@ StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, T
       token_types_(model.spec().token_types),
       encoder_(limits_of(model.spec().encoder.get())),
       spec_(model.spec()),
-      sees_(model.vision() != nullptr && !model.spec().vision->cross),
+      sees_(model.vision() != nullptr),
       tower_(model.vision(), options.picture_cache_bytes),
       pool_(pool),
       blocks_(std::move(blocks)),
@@ -255,14 +255,7 @@ void StepLoop::run() {
         }
         return descriptor;
       },
-      [&](size_t i) {
-        const Request& r = step.requests[i]->request;
-        EncoderInput input;
-        input.ids = r.encoder_ids;
-        input.features = r.features.data();
-        input.frames = r.frames;
-        return input;
-      },
+      [&](size_t i) { return encoder_input(*step.requests[i]); },
       [&](size_t i) { return pictures_of(*step.requests[i]); });
   // With a step in front, the rows are listed when its tokens are known (commit).
   if (in_flight_.size() == 1) list_rows(step);

@@ -124,6 +124,7 @@ class StepLoop {
   Status begin_pictures(LiveRequest& live, scheduler::NewRequest& order);
   void find_rows(StepInFlight& step);
   ModelRunner::Pictures pictures_of(const LiveRequest& live);
+  static EncoderInput encoder_input(const LiveRequest& live);
   int32_t drafts_left(const scheduler::Sequence& s) const;
   void propose();
   void time_step(const StepInFlight& step, int64_t tokens);

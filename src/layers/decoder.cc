@@ -7,16 +7,18 @@
 #include "layers/branch_kinds.h"
 #include "layers/encoder_pass.h"
 #include "layers/vision_tower.h"
+#include "ops/device.h"
 
 namespace freshet {
 
-Decoder::Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops)
+Decoder::Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops,
+                 ops::Ops* host)
     : Decoder(std::move(spec), std::make_shared<const ModelWeights>(std::move(weights)), nullptr,
-              std::move(infos), ops) {}
+              std::move(infos), ops, host) {}
 
 Decoder::Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
                  std::shared_ptr<const ModelWeights> ends, std::vector<WeightInfo> infos,
-                 ops::Ops& ops)
+                 ops::Ops& ops, ops::Ops* host)
     : spec_(std::move(spec)),
       weights_(std::move(weights)),
       ends_(ends != nullptr ? std::move(ends) : weights_),
@@ -27,7 +29,8 @@ Decoder::Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
     encoder_ = std::make_unique<EncoderPass>(spec_.encoder, weights_->encoder, weights_, ops);
   }
   if (weights_ != nullptr && weights_->vision != nullptr) {
-    tower_ = std::make_unique<VisionTower>(spec_.vision, weights_->vision, ops);
+    tower_ = std::make_unique<VisionTower>(spec_.vision, weights_->vision,
+                                           host != nullptr ? *host : ops, ops);
   }
   cos_sin_.resize(spec_.ropes.size());
   last_cos_sin_.resize(spec_.ropes.size());
@@ -108,6 +111,17 @@ void Decoder::put_pictures(const ForwardBatch& batch, int level, const Matrix& x
     if (level > given.levels) continue;
     const Matrix rows{const_cast<float*>(given.rows + level * given.level_stride), given.count,
                       x.cols, x.cols};
+    if (ops::Device* const device = ops_.device()) {
+      const Scratch scratch(arena_);
+      const Matrix part{x.row(given.token), given.count, x.cols, x.stride};
+      const Matrix sent = level > 0 ? arena_.matrix(rows.rows, rows.cols) : part;
+      FRESHET_CHECK(sent.stride == sent.cols, "rows of pictures with a stride of {}", sent.stride);
+      const auto bytes = static_cast<size_t>(rows.rows * rows.cols) * sizeof(float);
+      const Status status = device->write(sent.data, rows.data, bytes);
+      FRESHET_CHECK(status.ok(), "{}", status.message());
+      if (level > 0) ops_.add(part, sent, 1.0f);
+      continue;
+    }
     const auto to = std::span(every_).subspan(static_cast<size_t>(given.token),
                                               static_cast<size_t>(given.count));
     ops_.put_rows(x, to, rows, level > 0);
@@ -429,10 +443,7 @@ void Decoder::rope_tables(const ForwardBatch& batch, std::vector<const float*>& 
     const Vector& frequencies = frequencies_[r];
     const RopeSpec& rope = spec_.ropes[r];
     if (!rope.axes.empty() && !batch.axis_positions.empty()) {
-      const auto axes = static_cast<int>(std::ssize(batch.axis_positions) / batch.tokens());
-      ops_.rope_table(table, batch.axis_positions, axes, rope.axes,
-                      {frequencies.data(), static_cast<size_t>(frequencies.size)},
-                      rope.attention_factor);
+      axis_table(batch, r, table);
       tables[r] = table;
       continue;
     }

@@ -24,12 +24,15 @@ class VisionTower;
 
 class Decoder final : public Model {
  public:
-  // `infos` lists the weights for inspection. `ops` must outlive the decoder.
-  Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops);
+  // `infos` lists the weights for inspection. `ops` must outlive the decoder, as must `host`: on a
+  // device, what the ends of a tower for pictures run on.
+  Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops,
+          ops::Ops* host = nullptr);
   // Uses the weights of another decoder: a spec with fewer layers runs the first ones. `ends`: its
   // embedding and head are used if `weights` has none.
   Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
-          std::shared_ptr<const ModelWeights> ends, std::vector<WeightInfo> infos, ops::Ops& ops);
+          std::shared_ptr<const ModelWeights> ends, std::vector<WeightInfo> infos, ops::Ops& ops,
+          ops::Ops* host = nullptr);
 
   ~Decoder() override;
 
@@ -78,6 +81,8 @@ class Decoder final : public Model {
   Matrix feature_stream(const ForwardBatch& batch, const Matrix& embedded);
   ops::Input paired_input(const Matrix& stream);
   void rope_tables(const ForwardBatch& batch, std::vector<const float*>& tables);
+  void axis_table(const ForwardBatch& batch, size_t rope, float* table);
+  bool find_even_positions(const ForwardBatch& batch, bool narrows);
   void put_pictures(const ForwardBatch& batch, int level, const Matrix& x);
   const BranchSpec& branch_of(int layer, int branch) const {
     return spec_.layers[static_cast<size_t>(layer)].branches[static_cast<size_t>(branch)];
@@ -122,7 +127,13 @@ class Decoder final : public Model {
   int64_t max_tokens_ = 0;
   int64_t max_logit_rows_ = 0;
   Buffer named_;  // [max_logit_rows], on a device: sampled tokens of the last batch
-  std::vector<Vector> frequencies_;       // [ropes]
+  std::vector<Vector> frequencies_;  // [ropes]
+  // Of ropes with several axes, for tables that a device cannot make (decoder_axes.cc).
+  std::vector<std::vector<float>> host_frequencies_;  // [ropes]
+  std::vector<float> host_table_;
+  // On a device, of a step with positions on several axes: the positions of its tokens, if each
+  // has the same on all. `last_even_` is for last_.
+  std::vector<int32_t> even_, last_even_;
   std::vector<int32_t> every_;            // 0, 1, 2 ... up to max_tokens_
   std::vector<int32_t> zeros_;            // token types of a batch that has none
   std::unique_ptr<EncoderPass> encoder_;  // nullptr if the model has none

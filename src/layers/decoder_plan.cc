@@ -95,9 +95,10 @@ size_t Decoder::input_bytes(int64_t tokens, int64_t logit_rows, int64_t context)
   const int64_t row = blocks * tables + 4 + int64_t{ops::kSampleRowWords};
   int64_t each = 5 + (spec_.token_types > 0 ? 1 : 0) + (cache.state_group() >= 0 ? 1 : 0);
   for (const KvGroup& group : cache.groups) {
-    if (group.two_way || group.chunk > 0 || group.cross > 0)
+    if (group.two_way || group.chunk > 0 || group.cross > 0 || group.spans != SpanUse::kNone)
       each += 2 * 2;  // the rows that need logits have theirs, too
   }
+  if (position_axes(spec_) > 1) each += 2;
   return kLists + sizeof(int32_t) * static_cast<size_t>(each * tokens + logit_rows * row);
 }
 
@@ -153,11 +154,13 @@ Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
   max_tokens_ = tokens;
   max_logit_rows_ = logit_rows;
   frequencies_.clear();
+  host_frequencies_.clear();
   for (const RopeSpec& rope : spec_.ropes) {
     const std::vector<float> all = rope_frequencies(rope, context);
     Vector& on_device = frequencies_.emplace_back();
     FRESHET_ASSIGN_OR_RETURN(on_device.buffer, ops_.upload(all));
     on_device.size = std::ssize(all);
+    host_frequencies_.push_back(rope.axes.empty() ? std::vector<float>() : all);
   }
   every_.resize(static_cast<size_t>(tokens));
   std::iota(every_.begin(), every_.end(), 0);

@@ -109,6 +109,8 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
     }
   }
   add(batch.state_saves);
+  add(even_);
+  if (narrows) add(last_even_);
   if (spec_.token_types > 0) add(types_of(batch));
   if (!batch.ids_from.empty()) step_arrays_.push_back(batch.ids_from);
   step_arrays_.push_back(batch.samples);  // last, so that all arrays before it have a known size
@@ -168,16 +170,20 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
   if (!batch.encoder_inputs.empty()) encode(batch, cache);
   find_views(batch, cache, key_views_);
   if (narrows) find_views(last_, cache, last_key_views_);
+  const bool even = find_even_positions(batch, narrows);
   describe_step(
       batch, cache, logits, narrows,
-      std::array<int64_t, 7>{wants_states, best != nullptr, draws, takes, std::ssize(boundaries_),
-                             batch.own_states, reinterpret_cast<int64_t>(batch.features)});
+      std::array<int64_t, 9>{wants_states, best != nullptr, draws, takes, std::ssize(boundaries_),
+                             batch.own_states, reinterpret_cast<int64_t>(batch.features),
+                             std::ssize(batch.embedding_rows), even});
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_views_};
   Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, last_key_views_, true};
   // A decode step, or one that verifies drafts, or a draft head's.
-  const bool decode =
-      (rows == tokens && (tokens == batch.sequences() || tokens <= kMostReplayedRows)) ||
-      (spec_.features.has_value() && batch.sequences() == 1 && tokens <= kMostReplayedFeatures);
+  const bool of_rows =
+      rows == tokens && (tokens == batch.sequences() || tokens <= kMostReplayedRows);
+  const bool of_head =
+      spec_.features.has_value() && batch.sequences() == 1 && tokens <= kMostReplayedFeatures;
+  const bool decode = even && batch.embedding_rows.empty() && (of_rows || of_head);
   ops_.step({step_arrays_, step_key_, decode}, [&] {
     if (takes) ops_.take_ids(batch.token_ids, batch.ids_from, named_.as<int32_t>());
     run(step, narrows ? &last : nullptr, logits, states, boundaries_);

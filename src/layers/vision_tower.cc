@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ops/device.h"
+
 namespace freshet {
 namespace {
-
-constexpr int64_t kMostSquares = 64;  // per picture
 
 Matrix matrix_of(std::vector<float>& values, int64_t rows, int64_t cols) {
   FRESHET_CHECK(rows * cols <= std::ssize(values), "a tower's matrix of {} rows", rows);
@@ -23,10 +23,13 @@ int64_t padded_rows(const VisionSpec& spec) {
 }  // namespace
 
 VisionTower::VisionTower(std::shared_ptr<const VisionSpec> spec,
-                         std::shared_ptr<const VisionWeights> weights, ops::Ops& ops)
+                         std::shared_ptr<const VisionWeights> weights, ops::Ops& host,
+                         ops::Ops& ops)
     : spec_(std::move(spec)),
       weights_(std::move(weights)),
-      ops_(ops),
+      ops_(host),
+      layers_(ops),
+      kv_(ops.device() == nullptr ? ops::KvType::kF32 : ops::KvType::kF16),
       blocks_(spec_->blocks, weights_ != nullptr ? weights_->blocks : nullptr, nullptr, {}, ops) {
   const std::vector<int>& captured = spec_->tiles > 0 ? spec_->kept : spec_->deep;
   const Status status = blocks_.capture(captured);
@@ -106,33 +109,45 @@ Decoder::Workspace VisionTower::workspace(int64_t positions) const {
     w.own += later.own;
     w.scratch = std::max(w.scratch, later.scratch);
   }
-  w.scratch = std::max(w.scratch, ops_.scratch_bytes(limits(positions)));
-  const KvCacheSpec cache = kv_cache_spec(spec_->blocks, ops::KvType::kF32);
+  const KvCacheSpec cache = kv_cache_spec(spec_->blocks, kv_);
   size_t layer = 0;
   for (const KvLayer& l : cache.layers) layer = std::max(layer, l.block_bytes());
   w.own += layer * static_cast<size_t>(positions / ops::kBlockTokens + 1 + kMostSquares);
-  const size_t states = static_cast<size_t>(positions * spec_->blocks.hidden_size);
-  w.own += (buffer_floats(positions) + states * (3 + inner_.size())) * sizeof(float);
   return w;
+}
+
+size_t VisionTower::host_bytes(int64_t positions) const {
+  const size_t states = static_cast<size_t>(positions * spec_->blocks.hidden_size);
+  const size_t kept = 3 + inner_.size() + (layers_.device() != nullptr ? 1 : 0);
+  return ops_.scratch_bytes(limits(positions)) +
+         (buffer_floats(positions) + states * kept) * sizeof(float);
 }
 
 Status VisionTower::reserve(int64_t positions) {
   if (positions <= reserved_) return {};
+  if (layers_.device() != nullptr && reserved_ > 0) {
+    return resource_exhausted("a picture of {} patches: there is room for {}; send a smaller one",
+                              positions, reserved_);
+  }
   FRESHET_RETURN_IF_ERROR(blocks_.reserve(positions, 1, positions));
   if (later_ != nullptr) FRESHET_RETURN_IF_ERROR(later_->reserve(positions, 1, positions));
   FRESHET_RETURN_IF_ERROR(ops_.set_scratch(ops_.scratch_bytes(limits(positions))));
   // Layers of `later` have the same shape, and share the cache in turn, too.
-  KvCacheSpec cache = kv_cache_spec(spec_->blocks, ops::KvType::kF32);
+  KvCacheSpec cache = kv_cache_spec(spec_->blocks, kv_);
   cache.takes_turns = true;
   const auto blocks = static_cast<int32_t>(positions / ops::kBlockTokens + 1 + kMostSquares);
   FRESHET_ASSIGN_OR_RETURN(
-      cache_,
-      KvStorage::allocate(cache, std::vector<int32_t>(cache.groups.size(), blocks), ops_.memory()));
+      cache_, KvStorage::allocate(cache, std::vector<int32_t>(cache.groups.size(), blocks),
+                                  layers_.memory()));
   batch_.tables.resize(cache.groups.size());
   columns_.resize(buffer_floats(positions));
   const auto states = static_cast<size_t>(positions * spec_->blocks.hidden_size);
   for (std::vector<float>* buffer : {&stream_, &states_, &room_}) buffer->resize(states);
   for (std::vector<float>& buffer : inner_) buffer.resize(states);
+  if (layers_.device() != nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(sent_,
+                             Buffer::allocate(states * sizeof(float), layers_.host_memory()));
+  }
   reserved_ = positions;
   return {};
 }
@@ -344,12 +359,17 @@ VisionRows VisionTower::run(const VisionInput& input) {
   if (spec_->stem_norm && spec_->tiles == 0)
     ops_.norm(stream, stream, norm_of(*spec_->stem_norm, weights_->stem_norm));
   batch_.features = stream_.data();
+  if (layers_.device() != nullptr) {
+    std::copy_n(stream_.data(), tokens * hidden, sent_.as<float>());
+    batch_.features = sent_.as<float>();
+  }
   StepResults results;
   results.hidden = states_.data();
   std::vector<float*> boundaries;
   for (std::vector<float>& states : inner_) boundaries.push_back(states.data());
   results.boundaries = boundaries;
   blocks_.forward(batch_, cache_, results);
+  if (layers_.device() != nullptr) layers_.wait();
 
   VisionRows rows;
   rows.rows = VisionTower::rows(*spec_, input);

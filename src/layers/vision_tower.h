@@ -2,9 +2,10 @@
 //
 // The result for a picture depends on that picture alone, bit for bit, so callers may cache it by
 // the picture's content. Squares of a picture are sequences of one batch. Keys and values exist for
-// one layer at a time, in F32, in the tower's own cache, which all layers share. Memory is
-// allocated in reserve(); each result is a vector of its own. On the host only. Used by one thread,
-// that of the model's steps.
+// one layer at a time, in the tower's own cache, which all layers share. Memory is allocated in
+// reserve(); each result is a vector of its own, on the host. On a device the layers run there;
+// patches and connectors, a few percent of the work, stay on the host. Used by one thread, that of
+// the model's steps.
 #pragma once
 
 #include <array>
@@ -15,6 +16,8 @@
 #include "layers/decoder.h"
 
 namespace freshet {
+
+constexpr int64_t kMostSquares = 64;  // of a picture
 
 // A picture as its processor made it (media/image_input.h).
 struct VisionInput {
@@ -37,17 +40,21 @@ struct VisionRows {
 
 class VisionTower {
  public:
-  // `weights` may be nullptr for plans.
+  // `weights` may be nullptr for plans. `host` runs the ends of the tower and `ops` its layers, for
+  // which VisionWeights::blocks are packed; they may be the same.
   VisionTower(std::shared_ptr<const VisionSpec> spec, std::shared_ptr<const VisionWeights> weights,
-              ops::Ops& ops);
+              ops::Ops& host, ops::Ops& ops);
 
   const VisionSpec& spec() const { return *spec_; }
   // The positions of a picture in the tower, and the number of result rows.
   static int64_t positions(const VisionSpec& spec, const VisionInput& input);
   static int64_t rows(const VisionSpec& spec, const VisionInput& input);
 
-  // For pictures of at most `positions`.
+  // For pictures of at most `positions`: where the layers run, and on the host beside them.
   Decoder::Workspace workspace(int64_t positions) const;
+  size_t host_bytes(int64_t positions) const;
+  // On a device the first call fixes the memory, before any step: recorded steps hold addresses.
+  // Later ones are errors if they ask for more.
   Status reserve(int64_t positions);
   int64_t reserved() const { return reserved_; }
 
@@ -82,7 +89,9 @@ class VisionTower {
 
   std::shared_ptr<const VisionSpec> spec_;
   std::shared_ptr<const VisionWeights> weights_;
-  ops::Ops& ops_;
+  ops::Ops& ops_;     // of the ends
+  ops::Ops& layers_;  // of the layers
+  ops::KvType kv_;    // of the layers' keys and values
   Decoder blocks_;
   std::unique_ptr<Decoder> later_;  // nullptr without VisionSpec::later
   KvStorage cache_;
@@ -90,6 +99,7 @@ class VisionTower {
   int64_t reserved_ = 0;
   std::vector<float> columns_;  // [patches, patch_values]; later rows of the result in progress
   std::vector<float> stream_, states_, room_;  // [positions, hidden]
+  Buffer sent_;  // [positions, hidden]: the stream where a device reads it
   // States after the layers of VisionSpec::deep or VisionSpec::kept.
   std::vector<std::vector<float>> inner_;
   std::vector<int32_t> tile_order_;  // [positions]: tile * rows + row of each

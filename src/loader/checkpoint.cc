@@ -52,13 +52,14 @@ Result<std::vector<std::string>> files_ending_in(const std::string& directory,
   return out;
 }
 
-// The GGUF model in a directory; its shards count as one.
+// The GGUF model in a directory; its shards count as one. A tower beside it does not count.
 Result<std::string> only_gguf(const std::string& directory) {
   FRESHET_ASSIGN_OR_RETURN(std::vector<std::string> files, files_ending_in(directory, ".gguf"));
   std::vector<std::string> models;
   for (std::string& f : files) {
     const auto split = split_name(f);
     if (split && f != split->part(1)) continue;
+    if (fs::path(f).filename().string().starts_with("mmproj") && files.size() > 1) continue;
     models.push_back(std::move(f));
   }
   if (models.size() == 1) return models[0];
@@ -151,7 +152,13 @@ Result<Checkpoint> Checkpoint::open_bare(const std::string& path) {
   return c;
 }
 
-Result<Checkpoint> Checkpoint::open(const std::string& path) {
+Result<Checkpoint> Checkpoint::open(const std::string& path, const std::string& tower) {
+  FRESHET_ASSIGN_OR_RETURN(Checkpoint c, open_model(path));
+  if (!tower.empty()) FRESHET_RETURN_IF_ERROR(c.open_tower(tower));
+  return c;
+}
+
+Result<Checkpoint> Checkpoint::open_model(const std::string& path) {
   Checkpoint c;
   c.path_ = path;
   std::error_code error;
@@ -294,6 +301,24 @@ Status Checkpoint::open_gguf(const std::string& path) {
     return invalid_argument("{}: the parts hold {} of {} tensors", path, tensors_.size(),
                             *expected);
   }
+  return {};
+}
+
+Status Checkpoint::open_tower(const std::string& path) {
+  if (kind_ != Kind::kGguf) {
+    return invalid_argument(
+        "{} has its tower for pictures with it: leave out --mmproj, which is for GGUF files",
+        path_);
+  }
+  FRESHET_ASSIGN_OR_RETURN(GgufFile file, GgufFile::open(path));
+  if (file.get_string("general.architecture") != "clip") {
+    return invalid_argument(
+        "{} is no tower for pictures: --mmproj takes the mmproj file that belongs to the model",
+        path);
+  }
+  for (const TensorSource& t : file.tensors()) FRESHET_RETURN_IF_ERROR(add(t).with_context(path));
+  gguf_.push_back(std::move(file));
+  has_tower_ = true;
   return {};
 }
 

@@ -43,6 +43,9 @@ Result<quant::Format> random_format(const LoadOptions& options) {
 }
 
 Result<loader::Checkpoint> open_checkpoint(const LoadOptions& options) {
+  if (!has_random_weights(options)) return loader::Checkpoint::open(options.model, options.mmproj);
+  if (!options.mmproj.empty())
+    return invalid_argument("--mmproj is for --load-format auto: random weights have no tower");
   return open_checkpoint(options, options.model);
 }
 
@@ -105,8 +108,9 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::load(std::shared_ptr<Compute> 
     options.on_progress("loading weights",
                         total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1.0);
   };
-  FRESHET_ASSIGN_OR_RETURN(
-      auto model, load_model(checkpoint, compute->ops(), progress, options.weight_cache_dir));
+  FRESHET_ASSIGN_OR_RETURN(ops::Ops* const host, compute->host_ops());
+  FRESHET_ASSIGN_OR_RETURN(auto model, models::load_model_on(checkpoint, compute->ops(), *host,
+                                                             progress, options.weight_cache_dir));
   return std::make_unique<LoadedModel>(std::move(compute), std::move(model));
 }
 

@@ -25,6 +25,7 @@ struct LoadOptions : ComputeOptions {
   std::string load_format = "auto";
   std::string weight_cache_dir;  // see load_model()
   std::function<void(const std::string& stage, double fraction)> on_progress;
+  std::string mmproj;  // the tower of a GGUF model; "": none
 };
 
 // The largest step that a model will run.
