@@ -15,6 +15,14 @@ constexpr int64_t kMostReplayedRows = 64;
 // Of a draft head that reads what one sequence's last step left: few shapes, which repeat.
 constexpr int64_t kMostReplayedFeatures = 16;
 
+// Whether steps of this shape come again: decode steps, those that verify drafts, and a head's.
+bool recurs(const ForwardBatch& batch, bool head) {
+  const int64_t tokens = batch.tokens();
+  if (head && batch.sequences() == 1 && tokens <= kMostReplayedFeatures) return true;
+  return std::ssize(batch.logit_rows) == tokens &&
+         (tokens == batch.sequences() || tokens <= kMostReplayedRows);
+}
+
 }  // namespace
 
 // Copies to the host: logits of rows without a sampled token, and all sampled tokens.
@@ -178,13 +186,9 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
                              std::ssize(batch.embedding_rows), even});
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_views_};
   Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, last_key_views_, true};
-  // A decode step, or one that verifies drafts, or a draft head's.
-  const bool of_rows =
-      rows == tokens && (tokens == batch.sequences() || tokens <= kMostReplayedRows);
-  const bool of_head =
-      spec_.features.has_value() && batch.sequences() == 1 && tokens <= kMostReplayedFeatures;
-  const bool decode = even && batch.embedding_rows.empty() && (of_rows || of_head);
-  ops_.step({step_arrays_, step_key_, decode}, [&] {
+  const bool repeats =
+      even && batch.embedding_rows.empty() && recurs(batch, spec_.features.has_value());
+  ops_.step({step_arrays_, step_key_, repeats}, [&] {
     if (takes) ops_.take_ids(batch.token_ids, batch.ids_from, named_.as<int32_t>());
     run(step, narrows ? &last : nullptr, logits, states, boundaries_);
     if (best == nullptr || rows == 0) return;
