@@ -16,11 +16,12 @@ constexpr double kProbeRefund = 0.7;   // of a plain token's time, for a draft t
 constexpr double kPilotDrafts = 10.0;  // until this many were tried, few sequences draft
 constexpr int kPilots = 2;
 constexpr double kControlInterval = 64.0;
-constexpr double kRecent = 0.97;       // memory of recent gains, for each step with drafts
-constexpr double kTrusted = 12.0;      // steps with drafts before their gain corrects plans
-constexpr double kForgetGain = 0.995;  // for each step without
-constexpr double kForgetOwn = 0.02;    // the same for a sequence's own rates
-constexpr double kLongStep = 1.5;      // longer than expected by this factor: others run as well
+constexpr double kFirstControls = 6.0;  // control steps until the interval is reached
+constexpr double kRecent = 0.97;        // memory of recent gains, for each step with drafts
+constexpr double kTrusted = 12.0;       // steps with drafts before their gain corrects plans
+constexpr double kForgetGain = 0.995;   // for each step without
+constexpr double kForgetOwn = 0.02;     // the same for a sequence's own rates
+constexpr double kLongStep = 1.5;       // longer than expected by this factor: others run as well
 constexpr double kLeastSurvival = 0.01;
 constexpr int64_t kMissedTokens = 32;  // fewer are part of a round
 constexpr int kLongRun = 8;
@@ -195,7 +196,10 @@ LengthController::Plan LengthController::plan_of(std::span<const DraftRequest> r
 // ---- before a step ---------------------------------------------------------------------------
 
 bool LengthController::control_due(double gain) {
-  if (static_cast<double>(since_plain_) < kControlInterval * std::max(1.0, gain)) return false;
+  // The first ones soon: until then, a plain step's time follows from that of longer ones.
+  const double share = std::min(1.0, static_cast<double>(1 + controls_) / kFirstControls);
+  if (static_cast<double>(since_plain_) < share * kControlInterval * std::max(1.0, gain))
+    return false;
   ++controls_;
   return true;
 }
@@ -320,7 +324,8 @@ void LengthController::stepped(const StepDone& step) {
     plain_token_ = step.seconds / static_cast<double>(step.tokens);
   const bool planned = std::exchange(planned_, false);
   const double drafting = std::exchange(draft_seconds_, 0.0);
-  since_plain_ = step.drafted > 0 ? since_plain_ + 1 : 0;
+  // A prompt's step tells nothing about plain ones: short texts need control steps as well.
+  if (step.prompt_tokens == 0) since_plain_ = step.drafted > 0 ? since_plain_ + 1 : 0;
   StepShape plain = step.shape;
   plain.rows -= step.drafted;
   plain.row_context -=

@@ -546,8 +546,11 @@ class WrongInput(Case):
         self.refused({"method": []}, "list of methods")
         self.refused({"method": ["ngram", "suffix"], "tree_nodes": 8}, "drafts no trees")
         own = os.path.join(GOLDEN, "llama")
-        self.refused({"method": "ngram", "parallel_drafting": True}, "parallel_drafting is for methods draft_model and eagle3")
+        self.refused({"method": "ngram", "parallel_drafting": True},
+                     "parallel_drafting is for methods draft_model and eagle3")
         self.refused({"method": "draft_model", "model": own, "parallel_drafting": True}, "pard_token")
+        plain = eagle3(self.folder, Shape("llama"))
+        self.refused({"method": "eagle3", "model": plain, "parallel_drafting": True}, "mask_hidden")
         self.refused({"method": "ngram", "speed": 9}, '"speed"', "num_speculative_tokens")
         self.refused({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens")
         self.refused({"method": "ngram", "model": os.path.join(GOLDEN, "llama")}, "takes no")
