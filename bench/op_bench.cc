@@ -60,6 +60,7 @@ struct Options {
   int rounds = 5;
   int turns = 0;
   int budget = 0;  // tokens
+  std::string policy = "quest";
 };
 
 struct Bench {
@@ -209,10 +210,13 @@ Result<AttentionCase> make_case(Bench& b, const Options& o, AttentionInput& in,
                                 const std::string& type, int budget = 0) {
   AttentionCase c;
   c.type = budget > 0 ? fmt::format("{}, {} read", type, budget) : type;
-  c.selection.blocks = budget / ops::kBlockTokens;
+  const bool tokens = o.policy == "sparq", fixed = o.policy == "static";
+  (fixed ? c.selection.window : c.selection.blocks) = budget / ops::kBlockTokens;
+  if (tokens) c.selection.components = 16;
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType kv_type, ops::kv_type_by_name(type));
   c.shape = {kv_type, kKvHeads, o.head_dim, o.head_dim, false};
-  c.shape.bounded = budget > 0;
+  c.shape.bounded = budget > 0 && !tokens && !fixed;
+  c.shape.summed = budget > 0 && tokens;
   c.layer_bytes = static_cast<size_t>(in.blocks) * c.shape.block_bytes();
   c.layers = std::max<size_t>(2, kBeyondCaches / c.layer_bytes + 1);
   FRESHET_ASSIGN_OR_RETURN(c.cache, Buffer::allocate(c.layers * c.layer_bytes));
@@ -229,7 +233,7 @@ void attend(Bench& b, const Options& o, AttentionInput& in, AttentionCase& c, in
   const Matrix out{in.out.data(), tokens, in.cols, in.cols};
   const Matrix q{in.q.data(), tokens, in.cols, in.cols};
   const ops::KvView view = c.view(static_cast<size_t>(layer));
-  if (c.selection.blocks == 0) return b.ops->attention(out, q, view, in.batch(starts), params);
+  if (!c.selection.selects()) return b.ops->attention(out, q, view, in.batch(starts), params);
   b.ops->selected_attention(out, q, view, in.batch(starts), params, {&c.selection, 1});
 }
 
@@ -398,6 +402,8 @@ int main(int argc, char** argv) try {
   app.add_option("--budget", o.budget,
                  "with --turns: each type also with so many tokens read selectively")
       ->check(CLI::Range(64, 1 << 24));
+  app.add_option("--policy", o.policy, "How it is chosen: quest, sparq or static")
+      ->check(CLI::IsMember({"quest", "sparq", "static"}));
   app.add_option("--rounds", o.rounds, "least number of timed calls")
       ->check(CLI::Range(1, 1 << 24));
   CLI11_PARSE(app, argc, argv);

@@ -24,6 +24,12 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
+std::vector<int32_t> prompt_of(int i, int vocab) {
+  std::vector<int32_t> prompt;
+  for (int k = 0; k < 3 + i * 29 % 70; ++k) prompt.push_back((k * 37 + i * 11 + 3) % vocab);
+  return prompt;
+}
+
 std::vector<Outcome> run(Engine& engine, bool together) {
   std::vector<Outcome> outcomes(kRequests);
   std::vector<std::promise<void>> done(kRequests);
@@ -31,7 +37,7 @@ std::vector<Outcome> run(Engine& engine, bool together) {
   for (int i = 0; i < kRequests; ++i) {
     const auto at = static_cast<size_t>(i);
     Request r;
-    for (int k = 0; k < 3 + i * 29 % 70; ++k) r.prompt.push_back((k * 37 + i * 11 + 3) % vocab);
+    r.prompt = prompt_of(i, vocab);
     r.params.max_tokens = kNewTokens;
     r.params.ignore_eos = true;
     r.params.logprobs = 1;
@@ -58,7 +64,7 @@ std::unique_ptr<Engine> load_engine(EngineOptions o, int step_tokens) {
   o.threads = 2;
   o.max_model_len = 128;
   o.max_num_seqs = 16;
-  o.kv_cache_memory = size_t{64} << 20;
+  if (o.kv_cache_memory == 0) o.kv_cache_memory = size_t{64} << 20;
   o.max_num_batched_tokens = step_tokens;
   o.enable_prefix_caching = step_tokens > 100;
   auto engine = Engine::load(o);
@@ -73,10 +79,9 @@ class CudaEngine : public ::testing::TestWithParam<const char*> {
     ASSERT_TRUE(device.ok()) << device.status().message();
     if (*device == nullptr) GTEST_SKIP() << "no GPU here";
   }
-  static std::unique_ptr<Engine> load(int step_tokens) {
+  static std::unique_ptr<Engine> load(int step_tokens, EngineOptions o = {}) {
     const std::string param = GetParam();  // a model and a KV cache type
     const size_t plus = param.find('+');
-    EngineOptions o;
     const std::string model = param.substr(0, plus);
     o.model = golden(model == "int8" ? "../golden-int8/llama" : model);
     if (model.starts_with("seeded/")) o.model = std::string(FRESHET_UNPACKED_DATA) + "/" + model;
@@ -110,6 +115,68 @@ INSTANTIATE_TEST_SUITE_P(Models, CudaEngine,
                          [](const auto& i) {
                            std::string name = i.param;
                            std::ranges::replace(name, '/', '_');
+                           std::ranges::replace(name, '-', '_');
+                           std::ranges::replace(name, '+', '_');
+                           return name;
+                         });
+
+// Blocks of a device in the tiers: what comes back from host memory and from a disk gives the same
+// bits, also while other requests run and lose their blocks.
+class CudaTiers : public CudaEngine {
+ protected:
+  void SetUp() override {
+    CudaEngine::SetUp();
+    folder_ = std::filesystem::temp_directory_path() /
+              fmt::format("freshet-tiers-{}", ::testing::UnitTest::GetInstance()->random_seed());
+    std::filesystem::remove_all(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  static void forget(Engine& engine) {
+    for (int i = 0; i < kRequests; ++i)
+      engine.erase_prefix(prompt_of(i, engine.model().spec().vocab_size), "");
+  }
+  std::filesystem::path folder_;
+};
+
+TEST_P(CudaTiers, GiveBackTheSameBits) {
+  std::vector<Outcome> alone;
+  {
+    const auto engine = load(512);
+    ASSERT_NE(engine, nullptr);
+    alone = run(*engine, false);
+  }
+  EngineOptions host;
+  host.kv_offloading_bytes = size_t{64} << 20;
+  {
+    const auto engine = load(512, host);
+    ASSERT_NE(engine, nullptr);
+    EXPECT_EQ(run(*engine, true), alone) << "with a host tier";
+    for (int turn = 0; turn < 3; ++turn) {
+      forget(*engine);
+      EXPECT_EQ(run(*engine, true), alone) << "from the host tier";
+    }
+    EXPECT_GT(engine->stats().tiers.stores, 0);
+    EXPECT_GT(engine->stats().tiers.loads, 0);
+    EXPECT_EQ(engine->stats().tiers.load_failures, 0);
+    const auto saved = engine->save_prefix({1, 2, 3}, "", (folder_ / "slot").string());
+    EXPECT_EQ(saved.status().code(), StatusCode::kUnsupported);
+  }
+  EngineOptions disk;
+  disk.kv_cache_dir = folder_.string();
+  for (const bool warm : {false, true}) {
+    const auto engine = load(512, disk);
+    ASSERT_NE(engine, nullptr);
+    EXPECT_EQ(run(*engine, true), alone) << (warm ? "from a disk" : "with a disk");
+    EXPECT_EQ(engine->stats().tiers.loads > 0, warm);
+    EXPECT_EQ(engine->stats().tiers.load_failures, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CudaTiers,
+                         ::testing::Values("llama", "gemma2+int8", "llama+int4", "gpt-oss+fp8",
+                                           "deepseek-v3"),
+                         [](const auto& i) {
+                           std::string name = i.param;
                            std::ranges::replace(name, '-', '_');
                            std::ranges::replace(name, '+', '_');
                            return name;

@@ -67,7 +67,8 @@ void add_eval_kv(CLI::App& eval, Context& context, Action& action) {
   for (const eval::KvPolicy& p : eval::kv_policies()) names.push_back(p.name);
   c->add_option(
        "--policies", o->eval.policies,
-       fmt::format("What to compare: {}; and quest-N, which reads N tokens from an f16 cache",
+       fmt::format("What to compare: {}; and what reads a part of an f16 cache: quest-N and "
+                   "sparq-N[-FEATURES], N tokens, and static-WINDOW[-SINKS[-STRIDE]]",
                    fmt::join(names, ", ")))
       ->delimiter(',')
       ->capture_default_str();

@@ -96,8 +96,9 @@ void add_engine_options(CLI::App& c, RunOptions& o) {
       ->type_name("JSON")
       ->group(group);
   c.add_option("--sparse-attention", o.sparse_attention,
-               "Let generated tokens read only the keys and values that promise the highest "
-               "scores: a JSON object such as '{\"policy\": \"quest\", \"budget\": 1024}'. "
+               "Read only a part of the keys and values: a JSON object such as '{\"policy\": "
+               "\"quest\", \"budget\": 1024}'; policies: quest and sparq (generated tokens read "
+               "those that promise the highest scores), static (a fixed pattern, for prompts too). "
                "Changes the text (docs/sparse-attention.md)")
       ->type_name("JSON")
       ->group(group);

@@ -45,6 +45,7 @@ struct Engine::Impl {
   std::string model_path;
   std::vector<int32_t> decoder_start;
   std::string identity;   // of cached blocks
+  std::string salt_end;   // of requests that choose no sparse attention
   Status keeps_prefixes;  // an error: why they cannot be kept outside of the cache
   std::unique_ptr<engine::StepLoop> loop;
 
@@ -56,9 +57,11 @@ struct Engine::Impl {
 Status Engine::Impl::open_tiers(const EngineOptions& options, const loader::Checkpoint& checkpoint,
                                 const KvStorage& storage, engine::StepLoopOptions& l) {
   identity = engine::cache_identity(options, checkpoint, loaded->ops(), storage.spec());
+  if (!salt_end.empty()) identity += "sparse" + salt_end + "\n";
   if (!tier_config.wanted()) return {};
   if (options.on_progress) options.on_progress("opening the tiers of the cache", 0.0);
-  FRESHET_ASSIGN_OR_RETURN(tiers, engine::open_tiers(tier_config, identity, storage));
+  FRESHET_ASSIGN_OR_RETURN(
+      tiers, engine::open_tiers(tier_config, identity, storage, loaded->ops().device()));
   cache.tiers = true;
   l.tiers = tiers.get();
   l.save_prompts_only = tier_config.prompt_only;
@@ -459,6 +462,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
         impl->lengths, make_lengths(*speculation, plan, *impl->loaded, cache, *impl->drafter));
     l.lengths = impl->lengths.get();
   }
+  impl->salt_end = layout.sparse.salt();
   FRESHET_RETURN_IF_ERROR(impl->open_tiers(options, checkpoint, cache, l));
   progress("loading the vocabulary", 0.0);
   FRESHET_ASSIGN_OR_RETURN(Vocabulary words, vocabulary.get());
@@ -553,17 +557,17 @@ std::string Engine::memory_plan() const {
   if (impl_->tiers != nullptr) text += engine::describe_tiers(impl_->tier_config, *impl_->tiers);
   return text;
 }
-Result<PrefixFile> Engine::save_prefix(const std::vector<int32_t>& tokens,
-                                       const std::string& cache_salt, const std::string& path) {
+Result<PrefixFile> Engine::save_prefix(const std::vector<int32_t>& tokens, const std::string& salt,
+                                       const std::string& path) {
   FRESHET_RETURN_IF_ERROR(impl_->keeps_prefixes);
-  return engine::save_prefix(*impl_->loop, impl_->identity, tokens, cache_salt, path);
+  return engine::save_prefix(*impl_->loop, impl_->identity, tokens, salt + impl_->salt_end, path);
 }
-Result<PrefixFile> Engine::restore_prefix(const std::string& path, const std::string& cache_salt) {
+Result<PrefixFile> Engine::restore_prefix(const std::string& path, const std::string& salt) {
   FRESHET_RETURN_IF_ERROR(impl_->keeps_prefixes);
-  return engine::restore_prefix(*impl_->loop, impl_->identity, path, cache_salt);
+  return engine::restore_prefix(*impl_->loop, impl_->identity, path, salt + impl_->salt_end);
 }
-int Engine::erase_prefix(const std::vector<int32_t>& tokens, const std::string& cache_salt) {
-  return engine::erase_prefix(*impl_->loop, tokens, cache_salt);
+int Engine::erase_prefix(const std::vector<int32_t>& tokens, const std::string& salt) {
+  return engine::erase_prefix(*impl_->loop, tokens, salt + impl_->salt_end);
 }
 std::string Engine::cache_secret() const {
   if (impl_->tiers == nullptr || impl_->tier_config.folder.empty()) return {};

@@ -33,6 +33,9 @@ constexpr Sparse kSparse[] = {
     {"llama", "int4", R"({"policy": "quest", "budget": 64, "dense_layers": 0})"},
     {"gemma2", "auto", R"({"policy": "quest", "budget": 64, "dense_layers": 0})"},
     {"gpt-oss", "fp8", R"({"policy": "quest", "budget": 64, "dense_layers": 0})"},
+    {"llama", "auto", R"({"policy": "sparq", "budget": 64, "dense_layers": 0, "components": 8})"},
+    {"gpt-oss", "int8", R"({"policy": "sparq", "budget": 64, "dense_layers": 0})"},
+    {"gemma2", "auto", R"({"policy": "sparq", "budget": 64, "dense_layers": 0})"},
 };
 
 struct Answered {
@@ -58,6 +61,8 @@ Request reading_request(int which, int vocab) {
 
 class SparseAttention : public ::testing::TestWithParam<Sparse> {
  protected:
+  static void keep_the_law();
+
   static std::unique_ptr<Engine> open(EngineOptions o) {
     o.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + GetParam().model;
     o.kv_cache_dtype = GetParam().type;
@@ -147,7 +152,7 @@ class SparseAttention : public ::testing::TestWithParam<Sparse> {
   }
 };
 
-TEST_P(SparseAttention, KeepsTheLaw) {
+void SparseAttention::keep_the_law() {
   EngineOptions plain = selecting();
   plain.enable_prefix_caching = false;
   const auto first = open(plain);
@@ -191,11 +196,15 @@ TEST_P(SparseAttention, KeepsTheLaw) {
   EXPECT_GT(speculating->stats().speculation.draft_tokens, 0);
 }
 
+TEST_P(SparseAttention, KeepsTheLaw) {
+  keep_the_law();
+}
+
 TEST_P(SparseAttention, ActsBehindItsBudgetOnly) {
   const auto full = open({});
   const auto selects = open(selecting());
-  EngineOptions wide;
-  wide.sparse_attention = R"({"policy": "quest", "budget": 128, "dense_layers": 0})";
+  EngineOptions wide = selecting();
+  wide.sparse_attention.replace(wide.sparse_attention.find("64"), 2, "128");
   const auto whole = open(wide);
   ASSERT_TRUE(full != nullptr && selects != nullptr && whole != nullptr);
   const std::vector<Answered> want = run(*full, true);
@@ -242,6 +251,50 @@ TEST_P(SparseAttention, NeedsAnEngineThatBoundsKeys) {
   EXPECT_NE(error->message.find("--sparse-attention"), std::string::npos) << error->message;
   r.sparse_attention = R"({"policy": "none"})";
   EXPECT_FALSE(full->check(r).has_value());
+}
+
+// Fixed patterns, which the prompt's queries follow too.
+class SparsePattern : public SparseAttention {};
+
+TEST_P(SparsePattern, KeepsTheLaw) {
+  keep_the_law();
+}
+
+TEST_P(SparsePattern, ActsAndIsFullAttentionWhereItCoversAll) {
+  const auto full = open({});
+  const auto selects = open(selecting());
+  EngineOptions wide;
+  wide.sparse_attention = R"({"policy": "static", "window": 128})";
+  const auto whole = open(wide);
+  ASSERT_TRUE(full != nullptr && selects != nullptr && whole != nullptr);
+  const std::vector<Answered> want = run(*full, true);
+  expect_equal(run(*whole, true), want, "a window of the whole length");
+  expect_equal(run(*selects, true, nullptr, R"({"policy": "none"})"), want, "switched off");
+  EXPECT_NE(run(*selects, true), want);
+}
+
+// Keys and values of a prompt depend on the pattern: another pattern, or none, does not find them.
+TEST_P(SparsePattern, SharesWithTheSamePatternAlone) {
+  const auto cached = open(selecting());
+  EngineOptions plain = selecting();
+  plain.enable_prefix_caching = false;
+  const auto fresh = open(plain);
+  ASSERT_TRUE(cached != nullptr && fresh != nullptr);
+  Usage usage;
+  Request r = reading_request(2, cached->model().spec().vocab_size);  // 82 tokens of prompt
+  r.params.max_tokens = 8;
+  Request dense = r, longer = r;
+  dense.sparse_attention = R"({"policy": "none"})";
+  longer.prompt.insert(longer.prompt.end(), {5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16});
+  const Answered first = answer(*cached, r, usage);
+  EXPECT_EQ(usage.cached_tokens, 0);
+  EXPECT_EQ(answer(*cached, dense, usage), answer(*fresh, dense, usage));
+  EXPECT_EQ(answer(*cached, r, usage), first);
+  EXPECT_GE(usage.cached_tokens, 48) << "all but what its last tokens may read in full";
+  EXPECT_EQ(answer(*cached, longer, usage), answer(*fresh, longer, usage));
+  answer(*cached, longer, usage);
+  EXPECT_GE(usage.cached_tokens, 48);
+  EXPECT_EQ(answer(*cached, longer, usage), answer(*fresh, longer, usage));
 }
 
 // What cannot be combined is refused in one line.
@@ -304,12 +357,24 @@ TEST(SparseAttentionChecks, RefuseWhatCannotSelect) {
 }
 
 std::string sparse_name(const ::testing::TestParamInfo<Sparse>& info) {
-  std::string name = info.param.model + std::string("_") + info.param.type;
+  const std::string json = info.param.json;
+  const size_t policy = json.find(": \"") + 3;
+  std::string name = info.param.model + std::string("_") + info.param.type + "_" +
+                     json.substr(policy, json.find('"', policy) - policy);
   std::ranges::replace(name, '-', '_');
   return name;
 }
 
+constexpr Sparse kPatterns[] = {
+    {"llama", "auto", R"({"policy": "static", "window": 16, "sinks": 16, "stride": 48})"},
+    {"llama", "int4",
+     R"({"policy": "static", "window": 16, "sinks": 0, "rows": "prompt", "dense_last": 24})"},
+    {"gemma2", "int8", R"({"policy": "static", "window": 32, "dense_last": 20, "sinks": 0})"},
+    {"gpt-oss", "auto", R"({"policy": "static", "window": 16, "sinks": 16, "dense_layers": 1})"},
+};
+
 INSTANTIATE_TEST_SUITE_P(Sparse, SparseAttention, ::testing::ValuesIn(kSparse), sparse_name);
+INSTANTIATE_TEST_SUITE_P(Sparse, SparsePattern, ::testing::ValuesIn(kPatterns), sparse_name);
 
 }  // namespace
 }  // namespace freshet

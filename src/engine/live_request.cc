@@ -57,7 +57,7 @@ scheduler::NewRequest order_of(const LiveRequest& live, int64_t now) {
   order.pin_tokens = r.pin_tokens;
   order.priority = r.priority;
   order.tenant = tenant_number(r.tenant);
-  order.salt = r.cache_salt;
+  order.salt = r.cache_salt + live.sparse.salt();
   order.eviction = live.eviction;
   order.sparse = live.sparse;
   if (r.deadline_s > 0)

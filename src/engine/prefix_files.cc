@@ -42,6 +42,13 @@ Status is_ending() {
   return cancelled("the engine is shutting down");
 }
 
+Status reaches_blocks(StepLoop& loop) {
+  if (loop.cache().in_host_memory()) return {};
+  return unsupported(
+      "prefixes cannot be saved to a file from a GPU's cache, nor restored: use "
+      "--device cpu, or --kv-cache-dir, which keeps them");
+}
+
 Status write_blocks_of(LogFile& file, const kv_cache::BlockPlaces& places,
                        const std::vector<int32_t>& tokens, const BlockTable& table) {
   const std::span<const uint8_t> ids(reinterpret_cast<const uint8_t*>(tokens.data()),
@@ -114,6 +121,7 @@ Result<std::vector<int32_t>> read_tokens_of(const LogFile& file) {
 Result<PrefixFile> save_prefix(StepLoop& loop, const std::string& identity,
                                const std::vector<int32_t>& tokens, const std::string& salt,
                                const std::string& path) {
+  FRESHET_RETURN_IF_ERROR(reaches_blocks(loop));
   BlockTable table;
   PrefixFile saved;
   const bool taken = on_step_thread(loop, [&](BlockCache& cache) {
@@ -146,6 +154,7 @@ Result<PrefixFile> save_prefix(StepLoop& loop, const std::string& identity,
 
 Result<PrefixFile> restore_prefix(StepLoop& loop, const std::string& identity,
                                   const std::string& path, const std::string& salt) {
+  FRESHET_RETURN_IF_ERROR(reaches_blocks(loop));
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return not_found("there is no {}", path);
   kv_cache::LogCalls calls;

@@ -34,9 +34,11 @@ std::optional<RequestError> find_sparse_error(const Request& r, const RequestLim
   const auto sparse = sparse_of(r, limits.sparse);
   if (!sparse.ok()) return wrong("sparse_attention", "{}", sparse.status().message());
   if (!sparse->selects()) return {};
-  if (!limits.sparse.selects()) {
+  if (sparse->policy != limits.sparse.policy) {
     return wrong("sparse_attention",
-                 "sparse_attention needs a server that was started with --sparse-attention");
+                 "sparse_attention {} needs a server that was started with --sparse-attention and "
+                 "this policy",
+                 sparse->name());
   }
   const char* const other = r.params.beam_width > 0              ? "beam search"
                             : r.pooling != Pooling::kNone        ? "embeddings"

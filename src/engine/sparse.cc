@@ -12,21 +12,27 @@ Result<kv_cache::SparseAttention> sparse_of(const Request& request,
 namespace {
 
 // Why no query of the model can read selectively.
-Status check_selectable(const KvCacheSpec& cache) {
+Status check_selectable(const KvCacheSpec& cache, const kv_cache::SparseAttention& sparse) {
   if (cache.state_group() >= 0)
     return unsupported(
         "--sparse-attention does not go with models with states (state-space or linear attention)");
-  bool two_way = false, biased = false, latent = false, any = false;
+  bool two_way = false, biased = false, latent = false, any = false, moves = false;
   for (size_t g = 0; g < cache.groups.size(); ++g) {
     const KvGroup& group = cache.groups[g];
     if (group.cross > 0) return unsupported("--sparse-attention does not go with encoder-decoders");
     two_way = two_way || group.two_way;
     any = any || cache.may_select(static_cast<int>(g));
+    moves = moves || cache.may_evict(static_cast<int>(g));
     for (const int layer : group.layers) {
       const ops::KvShape& shape = cache.layers[static_cast<size_t>(layer)].shape;
       biased = biased || shape.biased;
       latent = latent || shape.value_is_key_prefix;
     }
+  }
+  if (any && !moves && sparse.policy == kv_cache::SparsePolicy::kSparq) {
+    return unsupported(
+        "--sparse-attention: sparq does not read a cache of 4 bits; use quest, or another "
+        "--kv-cache-dtype");
   }
   if (any) return {};
   if (two_way) return unsupported("--sparse-attention does not go with models that read both ways");
@@ -48,8 +54,9 @@ Result<kv_cache::SparseAttention> usual_sparse(const EngineOptions& options, boo
   if (!options.kv_eviction.empty())
     return invalid_argument("--sparse-attention does not go with --kv-eviction");
   if (sees) return unsupported("--sparse-attention does not go with models that read pictures");
-  FRESHET_RETURN_IF_ERROR(check_selectable(cache));
-  cache = with_bounds(cache);
+  FRESHET_RETURN_IF_ERROR(check_selectable(cache, sparse));
+  if (sparse.policy == kv_cache::SparsePolicy::kQuest) cache = with_bounds(cache);
+  if (sparse.policy == kv_cache::SparsePolicy::kSparq) cache = with_sums(cache);
   return sparse;
 }
 

@@ -12,8 +12,8 @@ namespace freshet::engine {
 Result<kv_cache::SparseAttention> sparse_of(const Request& request,
                                             const kv_cache::SparseAttention& usual);
 
-// An engine's own choice, from EngineOptions::sparse_attention. If it selects, the keys of `cache`
-// get bounds. `sees`: the model has a tower for pictures, whose rows may attend to one another.
+// An engine's own choice, from EngineOptions::sparse_attention. The blocks of `cache` get what it
+// needs. `sees`: the model has a tower for pictures, whose rows may attend to one another.
 // Errors: no layer can read selectively, or the model or another option forbids it.
 Result<kv_cache::SparseAttention> usual_sparse(const EngineOptions& options, bool on_device,
                                                bool sees, KvCacheSpec& cache);

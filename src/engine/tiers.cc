@@ -9,6 +9,7 @@
 #include "base/mapped_file.h"
 #include "base/units.h"
 #include "models/weight_cache.h"
+#include "ops/device.h"
 
 namespace freshet::engine {
 namespace {
@@ -16,8 +17,10 @@ namespace {
 // Increment it if the layout of a block changes, or what is computed for it.
 constexpr int kBlockLayout = 1;
 // Without a host tier, the buffer between the cache and the disk.
-constexpr size_t kWriteBuffer = size_t{64} << 20;
+constexpr size_t kWriteBuffer = size_t{256} << 20;
+constexpr size_t kDeviceWriteBuffer = size_t{1} << 30;
 constexpr size_t kLeastBlocks = 16;
+constexpr double kDeviceWriteRate = 20e9;  // bytes a second that leave a device
 
 // A file of the model, wherever it lies. The time of its last change tells of edits that the pages
 // miss. The embedded model is a new file in memory at each start, so all of it is read.
@@ -94,13 +97,14 @@ std::string cache_identity(const EngineOptions& o, const loader::Checkpoint& che
   for (const MappedFile* file : checkpoint.files()) text += digest_of(*file);
   text += fmt::format("path {}\nforced {}\nblock {}\n", o.reference ? "reference" : "kernels",
                       fmt::join(o.force_kernels, " "), ops::kBlockTokens);
+  if (const ops::Device* device = ops.device()) text += fmt::format("device {}\n", device->name());
   for (const KvGroup& group : cache.groups) {
     text += fmt::format("group {} {}", group.window, group.chunk);
     for (const int layer : group.layers) {
       const ops::KvShape& s = cache.layers[static_cast<size_t>(layer)].shape;
-      text += fmt::format(" {}:{}:{}:{}:{}:{}{}{}", layer, ops::name_of(s.type), s.kv_heads,
+      text += fmt::format(" {}:{}:{}:{}:{}:{}{}{}{}", layer, ops::name_of(s.type), s.kv_heads,
                           s.key_dim, s.value_dim, s.block_bytes(), s.value_is_key_prefix ? "p" : "",
-                          s.bounded ? "b" : "");
+                          s.bounded ? "b" : "", s.summed ? "s" : "");
     }
     text += "\n";
   }
@@ -109,7 +113,8 @@ std::string cache_identity(const EngineOptions& o, const loader::Checkpoint& che
 
 Result<std::unique_ptr<kv_cache::TierStore>> open_tiers(const kv_cache::TierConfig& config,
                                                         const std::string& identity,
-                                                        const KvStorage& cache) {
+                                                        const KvStorage& cache,
+                                                        ops::Device* device) {
   const kv_cache::BlockPlaces places(cache);
   size_t block = 0;
   for (const size_t unit : places.unit_bytes()) block += unit;
@@ -117,9 +122,17 @@ Result<std::unique_ptr<kv_cache::TierStore>> open_tiers(const kv_cache::TierConf
   options.host_policy = config.policy;
   options.readers = config.readers;
   options.host_bytes = config.host_bytes;
-  if (!config.folder.empty() && places.in_host_memory()) {
+  if (device != nullptr) {
+    options.open_lane = [device](const ops::LaneLayers& layers) {
+      return device->copy_lane(layers);
+    };
+    options.lane_memory = &device->host_memory();
+    options.write_rate = kDeviceWriteRate;
+  }
+  if (!config.folder.empty()) {
+    const size_t buffer = device != nullptr ? kDeviceWriteBuffer : kWriteBuffer;
     options.host_bytes =
-        std::max({config.host_bytes, kLeastBlocks * block, std::min(kWriteBuffer, 512 * block)});
+        std::max({config.host_bytes, kLeastBlocks * block, std::min(buffer, 512 * block)});
     kv_cache::DiskTierOptions disk;
     disk.folder = config.folder;
     disk.limit = static_cast<int64_t>(config.folder_bytes);

@@ -27,10 +27,11 @@ std::string cache_identity(const EngineOptions& options, const loader::Checkpoin
                            const ops::Ops& ops, const KvCacheSpec& cache);
 
 // REQUIRES: config.wanted(). Opens the folder and makes a store over `cache`, which may be moved
-// later.
+// later. `device`: whose memory the cache is in, or nullptr.
 Result<std::unique_ptr<kv_cache::TierStore>> open_tiers(const kv_cache::TierConfig& config,
                                                         const std::string& identity,
-                                                        const KvStorage& cache);
+                                                        const KvStorage& cache,
+                                                        ops::Device* device);
 // Lines for --verbose, each after a line break.
 std::string describe_tiers(const kv_cache::TierConfig& config, const kv_cache::TierStore& store);
 EngineStats::Tiers tier_numbers(const kv_cache::TierStore& store);

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <optional>
+#include <vector>
 
 #include <fmt/ranges.h>
 
@@ -34,12 +37,34 @@ KvPolicy policy_of(ops::KvType type) {
   return p;
 }
 
-// "quest-512": tokens read selectively from an f16 cache.
-std::optional<KvPolicy> quest_policy(std::string_view name) {
-  constexpr std::string_view kPrefix = "quest-";
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  const auto made = kv_cache::make_sparse_attention(
-      fmt::format("{{\"policy\": \"quest\", \"budget\": {}}}", name.substr(kPrefix.size())));
+// The numbers behind a name: "sparq-512-16" has 512 and 16.
+std::vector<std::string_view> numbers_of(std::string_view name) {
+  std::vector<std::string_view> numbers;
+  for (size_t at = name.find('-'); at != std::string_view::npos;) {
+    const size_t next = name.find('-', at + 1);
+    numbers.push_back(name.substr(at + 1, next - at - 1));
+    at = next;
+  }
+  return numbers;
+}
+
+// "quest-512", "sparq-512-16" or "static-512-64-256": tokens read selectively from an f16 cache.
+std::optional<KvPolicy> sparse_policy(std::string_view name) {
+  struct Form {
+    std::string_view policy;
+    std::vector<std::string_view> keys;  // of the numbers in the name
+  };
+  static const Form kForms[] = {{"quest", {"budget"}},
+                                {"sparq", {"budget", "components"}},
+                                {"static", {"window", "sinks", "stride"}}};
+  const auto form = std::ranges::find(kForms, name.substr(0, name.find('-')), &Form::policy);
+  if (form == std::end(kForms)) return std::nullopt;
+  const std::vector<std::string_view> numbers = numbers_of(name);
+  if (numbers.empty() || numbers.size() > form->keys.size()) return std::nullopt;
+  std::string text = fmt::format("{{\"policy\": \"{}\"", form->policy);
+  for (size_t i = 0; i < numbers.size(); ++i)
+    text += fmt::format(", \"{}\": {}", form->keys[i], numbers[i]);
+  const auto made = kv_cache::make_sparse_attention(text + "}");
   if (!made.ok()) return std::nullopt;
   KvPolicy p;
   p.name = name;
@@ -47,9 +72,12 @@ std::optional<KvPolicy> quest_policy(std::string_view name) {
     s.kv_cache_dtype = "f16";
     s.sparse = sparse;
   };
-  p.bytes_per_token = [](const ModelSpec& spec, int64_t) {
+  p.bytes_per_token = [policy = made->policy](const ModelSpec& spec, int64_t) {
+    KvCacheSpec cache = kv_cache_spec(spec, ops::KvType::kF16);
+    if (policy == kv_cache::SparsePolicy::kQuest) cache = with_bounds(cache);
+    if (policy == kv_cache::SparsePolicy::kSparq) cache = with_sums(cache);
     size_t bytes = 0;
-    for (const auto& [s, state_bytes] : with_bounds(kv_cache_spec(spec, ops::KvType::kF16)).layers)
+    for (const auto& [s, state_bytes] : cache.layers)
       bytes += state_bytes > 0 ? 0 : s.block_bytes() / ops::kBlockTokens;
     return static_cast<double>(bytes);
   };
@@ -127,17 +155,18 @@ std::span<const KvPolicy> kv_policies() {
     for (int i = 0; i < ops::kKvTypeCount; ++i) {
       all.push_back(policy_of(static_cast<ops::KvType>(i)));
     }
-    for (const int bits : {2, 4}) {
+    const std::vector<std::string_view> methods = simulated_methods();
+    for (int method = 0; method < static_cast<int>(methods.size()); ++method) {
       KvPolicy p;
-      p.name = fmt::format("sim-kivi{}", bits);
+      p.name = fmt::format("sim-{}", methods[static_cast<size_t>(method)]);
       p.simulated = true;
-      p.apply = [bits](SessionOptions& s) {
+      p.apply = [method](SessionOptions& s) {
         s.kv_cache_dtype = "f32";
         s.reference = true;
-        s.kernels = &kivi_kernels(bits);
+        s.kernels = &simulated_kernels(method);
       };
-      p.bytes_per_token = [bits](const ModelSpec& spec, int64_t tokens) {
-        return kivi_bytes_per_token(spec, bits, tokens);
+      p.bytes_per_token = [method](const ModelSpec& spec, int64_t tokens) {
+        return simulated_bytes_per_token(spec, method, tokens);
       };
       all.push_back(std::move(p));
     }
@@ -149,8 +178,8 @@ std::span<const KvPolicy> kv_policies() {
 Result<std::vector<KvPolicy>> kv_policies_by_name(std::span<const std::string> names) {
   std::vector<KvPolicy> found;
   for (const std::string& name : names) {
-    if (auto quest = quest_policy(name)) {
-      found.push_back(std::move(*quest));
+    if (auto sparse = sparse_policy(name)) {
+      found.push_back(std::move(*sparse));
       continue;
     }
     const auto policy = std::ranges::find(kv_policies(), name, &KvPolicy::name);
@@ -158,8 +187,10 @@ Result<std::vector<KvPolicy>> kv_policies_by_name(std::span<const std::string> n
       std::vector<std::string_view> known;
       for (const KvPolicy& p : kv_policies()) known.push_back(p.name);
       return invalid_argument(
-          "there is no policy {} of keys and values; there are {} quest-N (N from 64)", name,
-          fmt::join(known, " "));
+          "there is no policy {} of keys and values; there are {} quest-N (N tokens from 64), "
+          "sparq-N or sparq-N-FEATURES, static-WINDOW, static-WINDOW-SINKS or "
+          "static-WINDOW-SINKS-STRIDE",
+          name, fmt::join(known, " "));
     }
     found.push_back(*policy);
   }

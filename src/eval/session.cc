@@ -52,7 +52,8 @@ Status Session::make_cache() {
       return unsupported("no layer of {} can read keys and values selectively{}", options_.model,
                          compute_->device() != nullptr ? " on a GPU; use --device cpu" : "");
     }
-    spec = with_bounds(spec);
+    if (options_.sparse.policy == kv_cache::SparsePolicy::kQuest) spec = with_bounds(spec);
+    if (options_.sparse.policy == kv_cache::SparsePolicy::kSparq) spec = with_sums(spec);
   }
   std::vector<int32_t> pools;
   group_blocks_.clear();
@@ -135,7 +136,7 @@ void Session::fill_batch(std::span<const Piece> pieces) {
     batch_.query_start.push_back(first + count);
     batch_.context_len.push_back(static_cast<int32_t>(length));
     if (const kv_cache::SparseAttention& sparse = options_.sparse; sparse.selects())
-      batch_.sparse.push_back({0, sparse.budget / ops::kBlockTokens, sparse.dense_layers});
+      batch_.sparse.push_back({sparse.rule(0), sparse.dense_layers});
     fill_tables(piece, static_cast<int>(batch_.context_len.size()) - 1);
     for (int64_t r = piece.logits_from; r >= 0 && r < count; ++r)
       batch_.logit_rows.push_back(first + static_cast<int32_t>(r));

@@ -8,7 +8,7 @@
 namespace freshet::kv_cache {
 
 Result<HostTier> HostTier::create(size_t bytes, std::vector<size_t> unit_bytes,
-                                  std::string_view policy) {
+                                  std::string_view policy, Memory* memory) {
   size_t of_all = 0;
   for (const size_t unit : unit_bytes) of_all += unit;
   FRESHET_CHECK(of_all > 0, "a cache without layers");
@@ -19,7 +19,7 @@ Result<HostTier> HostTier::create(size_t bytes, std::vector<size_t> unit_bytes,
   HostTier tier;
   tier.slots_ = static_cast<int32_t>(std::min<size_t>(bytes / of_all, INT32_MAX / 2));
   const auto slots = static_cast<size_t>(tier.slots_);
-  FRESHET_ASSIGN_OR_RETURN(tier.memory_, Buffer::allocate(slots * of_all));
+  FRESHET_ASSIGN_OR_RETURN(tier.memory_, Buffer::allocate(slots * of_all, memory));
   size_t offset = 0;
   for (const size_t unit : unit_bytes) {
     Group& g = tier.groups_.emplace_back();

@@ -22,9 +22,10 @@ namespace freshet::kv_cache {
 
 class HostTier {
  public:
-  // unit_bytes[g]: of a block of group g. Errors: not even one block of each group fits.
+  // unit_bytes[g]: of a block of group g. memory: where to allocate, nullptr for the heap. Errors:
+  // not even one block of each group fits.
   static Result<HostTier> create(size_t bytes, std::vector<size_t> unit_bytes,
-                                 std::string_view policy);
+                                 std::string_view policy, Memory* memory = nullptr);
 
   int groups() const { return static_cast<int>(groups_.size()); }
   int32_t slots() const { return slots_; }  // of each group

@@ -50,6 +50,16 @@ KvCacheSpec with_bounds(const KvCacheSpec& spec) {
   return bounded;
 }
 
+KvCacheSpec with_sums(const KvCacheSpec& spec) {
+  KvCacheSpec summed = spec;
+  for (size_t g = 0; g < spec.groups.size(); ++g) {
+    if (!spec.may_select(static_cast<int>(g)) || !spec.may_evict(static_cast<int>(g))) continue;
+    for (const int layer : spec.groups[g].layers)
+      summed.layers[static_cast<size_t>(layer)].shape.summed = true;
+  }
+  return summed;
+}
+
 KvCacheSpec group_by_layer(const KvCacheSpec& spec) {
   KvCacheSpec by_layer;
   by_layer.layers = spec.layers;

@@ -94,6 +94,9 @@ struct KvCacheSpec {
 
 // Bounds the keys of the groups whose blocks may be selected.
 KvCacheSpec with_bounds(const KvCacheSpec& spec);
+// Sums the values of the groups of which single tokens may be selected: those that may also be
+// moved.
+KvCacheSpec with_sums(const KvCacheSpec& spec);
 
 // Gives each layer with full attention a group of its own.
 KvCacheSpec group_by_layer(const KvCacheSpec& spec);

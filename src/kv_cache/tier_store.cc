@@ -6,12 +6,14 @@
 #include <random>
 #include <utility>
 
+#include "base/thread_priority.h"
 #include "kv_cache/block_pool.h"
 
 namespace freshet::kv_cache {
 namespace {
 
-constexpr size_t kUnitsAtOnce = 8;  // that a reader takes from a load
+constexpr size_t kUnitsAtOnce = 8;        // that a reader takes from a load
+constexpr size_t kLaneUnitsAtOnce = 128;  // likewise, for a device
 
 int64_t steady_ns() {
   const auto t = std::chrono::steady_clock::now().time_since_epoch();
@@ -48,6 +50,20 @@ std::vector<size_t> BlockPlaces::unit_bytes() const {
   return units;
 }
 
+ops::LaneLayers BlockPlaces::lane_layers() const {
+  ops::LaneLayers groups;
+  for (size_t g = 0; g < layers_.size(); ++g) {
+    std::vector<ops::LaneLayer>& layers = groups.emplace_back();
+    int64_t offset = 0;
+    for (size_t i = 0; i < layers_[g].size(); ++i) {
+      const auto bytes = static_cast<int64_t>(bytes_[g][i]);
+      layers.push_back({layers_[g][i], bytes, offset});
+      offset += bytes;
+    }
+  }
+  return groups;
+}
+
 BlockPieces BlockPlaces::pieces(int group, int32_t block) const {
   BlockPieces pieces;
   const auto g = static_cast<size_t>(group);
@@ -62,30 +78,54 @@ BlockPieces BlockPlaces::pieces(int group, int32_t block) const {
 
 Result<std::unique_ptr<TierStore>> TierStore::create(Options options, const KvStorage& storage) {
   BlockPlaces places(storage);
+  std::unique_ptr<Lanes> lanes;
   if (!places.in_host_memory()) {
-    return unsupported(
-        "a cache in a device's memory cannot be kept on the host or on disk: leave "
-        "out --kv-offloading-size, --kv-transfer-config and --kv-cache-dir, or use "
-        "--device cpu");
+    lanes = std::make_unique<Lanes>();
+    const ops::LaneLayers layers = places.lane_layers();
+    for (auto* lane : {&lanes->stores, &lanes->loads}) {
+      if (options.open_lane) *lane = options.open_lane(layers);
+      if (*lane != nullptr) continue;
+      return unsupported(
+          "this device has no copies of cache blocks: leave out --kv-offloading-size, "
+          "--kv-transfer-config and --kv-cache-dir, or use --device cpu");
+    }
   }
   if (options.now_ns == nullptr) options.now_ns = steady_ns;
-  FRESHET_ASSIGN_OR_RETURN(HostTier host, HostTier::create(options.host_bytes, places.unit_bytes(),
-                                                           options.host_policy));
+  FRESHET_ASSIGN_OR_RETURN(
+      HostTier host, HostTier::create(options.host_bytes, places.unit_bytes(), options.host_policy,
+                                      options.lane_memory));
   const BlockSecret secret = options.disk != nullptr ? options.disk->secret() : random_secret();
-  return std::unique_ptr<TierStore>(
-      new TierStore(std::move(options), std::move(places), std::move(host), secret));
+  const bool reads_disk = lanes != nullptr && options.disk != nullptr;
+  std::unique_ptr<TierStore> store(new TierStore(std::move(options), std::move(places),
+                                                 std::move(host), secret, std::move(lanes)));
+  const size_t longest = *std::ranges::max_element(store->unit_bytes_);
+  for (int i = 0; i < std::max(1, store->options_.readers); ++i) {
+    Buffer& buffer = store->buffers_.emplace_back();
+    if (!reads_disk) continue;
+    FRESHET_ASSIGN_OR_RETURN(buffer,
+                             Buffer::allocate(kUnitsAtOnce * longest, store->options_.lane_memory));
+  }
+  store->start();
+  return store;
 }
 
-TierStore::TierStore(Options options, BlockPlaces places, HostTier host, const BlockSecret& secret)
+TierStore::TierStore(Options options, BlockPlaces places, HostTier host, const BlockSecret& secret,
+                     std::unique_ptr<Lanes> lanes)
     : options_(std::move(options)),
       places_(std::move(places)),
       unit_bytes_(places_.unit_bytes()),
       keys_(secret),
+      lanes_(std::move(lanes)),
       budget_at_(options_.now_ns()),
-      host_(std::move(host)) {
-  if (options_.disk != nullptr) threads_.emplace_back([this] { write_blocks(); });
-  for (int i = 0; i < std::max(1, options_.readers); ++i)
-    threads_.emplace_back([this] { read_blocks(); });
+      host_(std::move(host)) {}
+
+void TierStore::start() {
+  if (options_.disk != nullptr || lanes_ != nullptr)
+    threads_.emplace_back([this] { write_blocks(); });
+  for (Buffer& buffer : buffers_) {
+    const std::span<uint8_t> room(buffer.data(), buffer.size());
+    threads_.emplace_back([this, room] { read_blocks(room); });
+  }
 }
 
 TierStore::~TierStore() {
@@ -149,38 +189,78 @@ bool TierStore::store(const BlockUnit& unit, bool swap) {
     }
     data = host_.data(unit.group, slot);
   }
-  const int64_t from = options_.now_ns();
+  Write write{unit, slot, lanes_ == nullptr, to_disk, swap, options_.now_ns()};
+  if (lanes_ != nullptr) {  // it keeps holding the slot
+    lanes_->listed.push_back(write);
+    return true;
+  }
   for (const std::span<uint8_t> piece : places_.pieces(unit.group, unit.block)) {
     std::memcpy(data.data(), piece.data(), piece.size());
     data = data.subspan(piece.size());
   }
   const std::lock_guard lock(mutex_);
-  host_.complete(unit.group, slot);
-  ++stats_.stores;
-  stats_.swapped += swap;
-  stats_.store_bytes += static_cast<int64_t>(bytes);
-  stats_.store_seconds += static_cast<double>(options_.now_ns() - from) * 1e-9;
-  if (!to_disk) {
+  complete(write);
+  if (to_disk) {
+    writes_.push_back(write);  // it keeps holding the slot
+    to_write_.notify_one();
+  } else {
     host_.drop(unit.group, slot);
-    return true;
   }
-  writes_.push_back({unit, slot});  // it keeps holding the slot
-  to_write_.notify_one();
   return true;
 }
 
+// Under the lock: the slot's bytes are there.
+void TierStore::complete(const Write& write) {
+  host_.complete(write.unit.group, write.slot);
+  ++stats_.stores;
+  stats_.swapped += write.swap;
+  stats_.store_bytes += static_cast<int64_t>(unit_bytes_[static_cast<size_t>(write.unit.group)]);
+  stats_.store_seconds += static_cast<double>(options_.now_ns() - write.from_ns) * 1e-9;
+}
+
+void TierStore::before_step() {
+  if (lanes_ == nullptr || lanes_->listed.empty()) return;
+  lanes_->stores->follow();
+  std::vector<ops::LaneUnit> units;
+  {
+    const std::lock_guard lock(mutex_);
+    for (int g = 0; g < host_.groups(); ++g) {
+      units.clear();
+      for (const Write& write : lanes_->listed) {
+        if (write.unit.group != g) continue;
+        units.push_back({host_.data(g, write.slot).data(), write.unit.block});
+      }
+      if (!units.empty()) lanes_->stores->copy(g, units, false);
+    }
+    writes_.insert(writes_.end(), lanes_->listed.begin(), lanes_->listed.end());
+  }
+  lanes_->listed.clear();
+  lanes_->stores->precede();
+  to_write_.notify_one();
+}
+
 void TierStore::write_blocks() {
+  if (lanes_ == nullptr) give_way();
   std::unique_lock lock(mutex_);
   while (true) {
     to_write_.wait(lock, [this] { return stop_ || !writes_.empty(); });
     if (writes_.empty()) return;  // only once all is written
+    if (!writes_.front().copied) {
+      const size_t started = writes_.size();
+      lock.unlock();
+      lanes_->stores->wait();
+      lock.lock();
+      for (size_t i = 0; i < started; ++i) {
+        if (!std::exchange(writes_[i].copied, true)) complete(writes_[i]);
+      }
+    }
     const Write write = writes_.front();
     writes_.pop_front();
     writing_ = true;
     const std::span<uint8_t> data = host_.data(write.unit.group, write.slot);
     lock.unlock();
-    const bool written =
-        options_.disk->append(write.unit.key, write.unit.group, write.unit.tokens, data);
+    const bool written = !write.to_disk || options_.disk->append(write.unit.key, write.unit.group,
+                                                                 write.unit.tokens, data);
     lock.lock();
     if (!written) ++stats_.stores_skipped;
     host_.drop(write.unit.group, write.slot);
@@ -218,6 +298,10 @@ bool TierStore::pays(std::span<const BlockUnit> units, int64_t tokens, bool swap
 
 uint64_t TierStore::load(std::vector<BlockUnit> units) {
   FRESHET_CHECK(!units.empty());
+  if (lanes_ != nullptr) {
+    before_step();  // its blocks may be some that were stored
+    lanes_->loads->follow();
+  }
   auto load = std::make_shared<Load>();
   load->left = units.size();
   load->ok.assign(units.size(), 0);
@@ -240,7 +324,6 @@ std::vector<LoadResult> TierStore::take_loaded() {
 // From the host tier, or else from the disk.
 bool TierStore::read_unit(const BlockUnit& unit) {
   const BlockPieces to = places_.pieces(unit.group, unit.block);
-  const size_t bytes = unit_bytes_[static_cast<size_t>(unit.group)];
   const int64_t from = options_.now_ns();
   std::unique_lock lock(mutex_);
   const int32_t slot = host_.find(unit.key, unit.group);
@@ -260,31 +343,106 @@ bool TierStore::read_unit(const BlockUnit& unit) {
     ok = options_.disk != nullptr && options_.disk->read(unit.key, unit.group, to);
     lock.lock();
   }
-  if (!ok) {
-    ++stats_.load_failures;
-    return false;
-  }
-  ++stats_.loads;
-  stats_.load_bytes += static_cast<int64_t>(bytes);
-  const double rate = static_cast<double>(bytes) * 1e9 /
-                      static_cast<double>(std::max<int64_t>(options_.now_ns() - from, 1));
-  double& measured = slot != kNoBlock ? host_rate_ : disk_rate_;
-  measured += 0.05 * (rate - measured);
-  return true;
+  count_load(unit, ok, slot != kNoBlock, options_.now_ns() - from);
+  return ok;
 }
 
-void TierStore::read_blocks() {
+// Under the lock. ns: that the unit took.
+void TierStore::count_load(const BlockUnit& unit, bool ok, bool from_host, int64_t ns) {
+  if (!ok) {
+    ++stats_.load_failures;
+    return;
+  }
+  const auto bytes = static_cast<double>(unit_bytes_[static_cast<size_t>(unit.group)]);
+  ++stats_.loads;
+  stats_.load_bytes += static_cast<int64_t>(bytes);
+  double& measured = from_host ? host_rate_ : disk_rate_;
+  measured += 0.05 * (bytes * 1e9 / static_cast<double>(std::max<int64_t>(ns, 1)) - measured);
+}
+
+bool TierStore::read_disk(const BlockUnit& unit, uint8_t* to) {
+  if (options_.disk == nullptr) return false;
+  BlockPieces pieces;
+  for (const size_t bytes : places_.piece_bytes()[static_cast<size_t>(unit.group)]) {
+    pieces.emplace_back(to, bytes);
+    to += bytes;
+  }
+  return options_.disk->read(unit.key, unit.group, pieces);
+}
+
+// As read_unit(), to the blocks of a device. `buffer` holds kUnitsAtOnce units of any group.
+void TierStore::read_by_lane(std::span<const BlockUnit> units, uint8_t* ok,
+                             std::span<uint8_t> buffer) {
+  struct Read {
+    size_t unit;
+    int32_t slot;  // kNoBlock: from the disk
+  };
+  std::vector<Read> reads;
+  std::vector<std::vector<ops::LaneUnit>> copies(unit_bytes_.size());
+  size_t at = 0;  // in the buffer
+  const auto run = [&](int64_t from) {
+    for (size_t g = 0; g < copies.size(); ++g) {
+      if (copies[g].empty()) continue;
+      const std::lock_guard one(lanes_->loading);
+      lanes_->loads->copy(static_cast<int>(g), copies[g], true);
+      copies[g].clear();
+    }
+    lanes_->loads->wait();
+    const std::lock_guard lock(mutex_);
+    const int64_t ns = (options_.now_ns() - from) / std::max<int64_t>(1, std::ssize(reads));
+    for (const auto& [i, slot] : reads) {
+      count_load(units[i], ok[i] != 0, slot != kNoBlock, ns);
+      if (slot != kNoBlock) host_.drop(units[i].group, slot);
+    }
+    reads.clear();
+    at = 0;
+  };
+  const size_t longest = *std::ranges::max_element(unit_bytes_);
+  int64_t from = options_.now_ns();
+  for (size_t i = 0; i < units.size(); ++i) {
+    const BlockUnit& unit = units[i];
+    std::unique_lock lock(mutex_);
+    const int32_t slot = host_.find(unit.key, unit.group);
+    uint8_t* data = nullptr;
+    if (slot != kNoBlock) {
+      host_.hold(unit.group, slot);
+      data = host_.data(unit.group, slot).data();
+    }
+    lock.unlock();
+    reads.push_back({i, slot});
+    ok[i] = 1;
+    if (slot == kNoBlock) {
+      data = buffer.data() + at;
+      ok[i] = read_disk(unit, data) ? 1 : 0;
+      at += unit_bytes_[static_cast<size_t>(unit.group)];
+    }
+    if (ok[i] != 0) copies[static_cast<size_t>(unit.group)].push_back({data, unit.block});
+    if (at + longest > buffer.size() && at > 0) {
+      run(from);
+      from = options_.now_ns();
+    }
+  }
+  if (!reads.empty()) run(from);
+}
+
+void TierStore::read_blocks(std::span<uint8_t> buffer) {
+  const size_t at_once = lanes_ != nullptr ? kLaneUnitsAtOnce : kUnitsAtOnce;
   std::unique_lock lock(mutex_);
   while (true) {
     to_read_.wait(lock, [this] { return stop_ || !loads_.empty(); });
     if (stop_) return;
     const std::shared_ptr<Load> load = loads_.front();
     const size_t first = load->next;
-    const size_t end = std::min(first + kUnitsAtOnce, load->units.size());
+    const size_t end = std::min(first + at_once, load->units.size());
     load->next = end;
     if (end == load->units.size()) loads_.pop_front();
     lock.unlock();
-    for (size_t i = first; i < end; ++i) load->ok[i] = read_unit(load->units[i]) ? 1 : 0;
+    if (lanes_ != nullptr) {
+      read_by_lane(std::span(load->units).subspan(first, end - first), load->ok.data() + first,
+                   buffer);
+    } else {
+      for (size_t i = first; i < end; ++i) load->ok[i] = read_unit(load->units[i]) ? 1 : 0;
+    }
     lock.lock();
     load->left -= end - first;
     if (load->left > 0) continue;

@@ -1,15 +1,19 @@
-// The tiers of a cache in host memory: a BlockStore over a HostTier and, if there is one, a
-// DiskTier.
+// The tiers of a cache: a BlockStore over a HostTier and, if there is one, a DiskTier.
 //
 // store() copies a block into a slot of the host tier at once, on the caller's thread; a writer
-// thread takes it from there to the disk. If the writer is behind, or the bandwidth budget is
-// spent, the block is left out. Loads run on reader threads, which write straight into the blocks
-// of the cache: from slots, or from files with one call for all layers. Destroying the store drops
-// loads that wait and writes what is queued for the disk.
+// thread takes it from there to the disk, when others leave it time. If the writer is behind, or
+// the bandwidth budget is spent, the block is left out. Loads run on reader threads, which write
+// straight into the blocks of the cache: from slots, or from files with one call for all layers.
+// Destroying the store drops loads that wait and writes what is queued for the disk.
 //
-// The cache's memory must live until stop(). One thread calls the BlockStore functions, any thread
-// stats(). A cache on a device would be copied through Device::fetch() and write() on the step
-// thread; that is not there, so create() refuses it.
+// A cache on a device is copied by two lanes (ops/copy_lane.h), and the host tier is in memory that
+// they reach. store() then only lists the block; before_step() starts the copies, behind the steps
+// that computed the blocks and in front of the next one, which may overwrite them. Loads run behind
+// the steps that were enqueued before, beside later ones; what comes from the disk goes through a
+// buffer.
+//
+// The cache's memory must live until stop(), and the device as long as the store. One thread calls
+// the BlockStore functions and before_step(), any thread stats().
 #pragma once
 
 #include <atomic>
@@ -28,6 +32,7 @@
 #include "kv_cache/disk_tier.h"
 #include "kv_cache/host_tier.h"
 #include "kv_cache/kv_storage.h"
+#include "ops/copy_lane.h"
 
 namespace freshet::kv_cache {
 
@@ -38,6 +43,7 @@ class BlockPlaces {
   // [groups][layers of the group]
   const std::vector<std::vector<size_t>>& piece_bytes() const { return bytes_; }
   std::vector<size_t> unit_bytes() const;
+  ops::LaneLayers lane_layers() const;
   BlockPieces pieces(int group, int32_t block) const;
   bool in_host_memory() const { return host_; }
 
@@ -68,8 +74,12 @@ class TierStore final : public BlockStore {
     double load_seconds = 50e-6;    // that a load takes besides those of its bytes, for pays()
     double write_rate = 2e9;        // bytes a second of store(), swaps apart; 0: no limit
     int64_t (*now_ns)() = nullptr;  // nullptr: the steady clock
+    // For a cache on a device.
+    std::function<std::unique_ptr<ops::CopyLane>(const ops::LaneLayers&)> open_lane;
+    Memory* lane_memory = nullptr;
   };
-  // Errors: kUnsupported (a cache on a device), kInvalidArgument (too little host memory).
+  // Errors: kUnsupported (a cache on a device without lanes), kInvalidArgument (too little host
+  // memory).
   static Result<std::unique_ptr<TierStore>> create(Options options, const KvStorage& storage);
   ~TierStore() override;
 
@@ -84,6 +94,8 @@ class TierStore final : public BlockStore {
   uint64_t load(std::vector<BlockUnit> units) override;
   std::vector<LoadResult> take_loaded() override;
 
+  // To be called before work is enqueued that may overwrite blocks that were stored.
+  void before_step();
   // Called by a reader when a load has ended. Must be set before the first load.
   void set_on_loaded(std::function<void()> on_loaded) { on_loaded_ = std::move(on_loaded); }
   // Ends the threads as the destructor does: from then on the cache's memory is not used.
@@ -100,6 +112,10 @@ class TierStore final : public BlockStore {
   struct Write {
     BlockUnit unit;
     int32_t slot = 0;
+    bool copied = true;  // the slot's bytes are complete
+    bool to_disk = true;
+    bool swap = false;
+    int64_t from_ns = 0;  // when it was stored
   };
   struct Load {
     uint64_t ticket = 0;
@@ -110,16 +126,31 @@ class TierStore final : public BlockStore {
     int64_t started_at = 0;
   };
 
-  TierStore(Options options, BlockPlaces places, HostTier host, const BlockSecret& secret);
+  // The lanes of a cache on a device.
+  struct Lanes {
+    std::unique_ptr<ops::CopyLane> stores, loads;
+    std::mutex loading;         // around loads->copy()
+    std::vector<Write> listed;  // by store(), for before_step()
+  };
+
+  TierStore(Options options, BlockPlaces places, HostTier host, const BlockSecret& secret,
+            std::unique_ptr<Lanes> lanes);
   bool within_budget(size_t bytes);
   void write_blocks();
-  void read_blocks();
+  void start();
+  void complete(const Write& write);
+  void read_blocks(std::span<uint8_t> buffer);
   bool read_unit(const BlockUnit& unit);
+  bool read_disk(const BlockUnit& unit, uint8_t* to);
+  void read_by_lane(std::span<const BlockUnit> units, uint8_t* ok, std::span<uint8_t> buffer);
+  void count_load(const BlockUnit& unit, bool ok, bool from_host, int64_t ns);
 
   Options options_;
   const BlockPlaces places_;
   const std::vector<size_t> unit_bytes_;
   const BlockKeys keys_;
+  const std::unique_ptr<Lanes> lanes_;  // nullptr: the cache is in host memory
+  std::vector<Buffer> buffers_;         // [readers] of what comes from the disk, for lanes
   std::function<void()> on_loaded_;
   double budget_ = 0.0;  // bytes that may be stored now
   int64_t budget_at_ = 0;

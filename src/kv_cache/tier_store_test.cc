@@ -1,9 +1,11 @@
 #include "kv_cache/tier_store.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -17,6 +19,54 @@ namespace freshet::kv_cache {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Stands for a device's memory.
+class OtherMemory final : public Memory {
+ public:
+  Result<void*> take(size_t bytes) override {
+    void* const memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    std::memset(memory, 0, bytes);
+    return memory;
+  }
+  void give_back(void* memory) override { std::free(memory); }
+  void copy(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+};
+
+// Copies as late as a lane may: when it is waited for, or when later work needs it.
+class LateLane final : public ops::CopyLane {
+ public:
+  explicit LateLane(ops::LaneLayers layers) : layers_(std::move(layers)) {}
+  void follow() override { followed_ = true; }
+  void precede() override { wait(); }
+  void copy(int group, std::span<const ops::LaneUnit> units, bool to_device) override {
+    const std::lock_guard lock(mutex_);
+    EXPECT_TRUE(followed_) << "copies that do not wait for the steps before";
+    for (const ops::LaneUnit& unit : units) late_.push_back({group, unit, to_device});
+  }
+  void wait() override {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [group, unit, to_device] : late_) {
+      for (const ops::LaneLayer& layer : layers_[static_cast<size_t>(group)]) {
+        uint8_t* const there = layer.data + unit.block * layer.bytes;
+        uint8_t* const here = unit.host + layer.offset;
+        std::memcpy(to_device ? there : here, to_device ? here : there,
+                    static_cast<size_t>(layer.bytes));
+      }
+    }
+    late_.clear();
+  }
+
+ private:
+  struct Late {
+    int group = 0;
+    ops::LaneUnit unit;
+    bool to_device = false;
+  };
+  const ops::LaneLayers layers_;
+  std::mutex mutex_;
+  std::vector<Late> late_;
+  bool followed_ = false;
+};
 
 class TierStoreTest : public ::testing::Test {
  protected:
@@ -55,10 +105,20 @@ class TierStoreTest : public ::testing::Test {
       ASSERT_TRUE(opened.ok()) << opened.status().message();
       o.disk = std::move(*opened);
     }
+    if (!cache_->in_host_memory()) {
+      o.open_lane = [](const ops::LaneLayers& layers) {
+        return std::make_unique<LateLane>(layers);
+      };
+      o.lane_memory = &memory_;
+    }
     auto store = TierStore::create(std::move(o), *cache_);
     ASSERT_TRUE(store.ok()) << store.status().message();
     store_ = std::move(*store);
     store_->set_on_loaded([this] { loaded_.set_value(); });
+  }
+  void move_to_device() {
+    auto cache = KvStorage::allocate(spec_, {64, 64}, &memory_);
+    cache_.emplace(std::move(*cache));
   }
   void fill(int group, int32_t block, int value) {
     for (const std::span<uint8_t> piece : BlockPlaces(*cache_).pieces(group, block)) {
@@ -109,6 +169,7 @@ class TierStoreTest : public ::testing::Test {
   }
 
   fs::path folder_;
+  OtherMemory memory_;
   KvCacheSpec spec_;
   std::optional<KvStorage> cache_;
   std::unique_ptr<TierStore> store_;
@@ -129,6 +190,49 @@ TEST_F(TierStoreTest, DiskTierGivesThemBackToAnotherStore) {
   start(2, true);  // the first writes what is queued before it ends
   EXPECT_EQ(store_->stats().disk.blocks, 40);
   expect_loads(20);
+}
+
+TEST_F(TierStoreTest, BlocksOfADeviceComeBackFromBothTiers) {
+  move_to_device();
+  start(32, true);
+  store_all(20);
+  EXPECT_FALSE(store_->has(key_of(0), 0)) << "nothing was copied yet";
+  store_->before_step();
+  for (int32_t i = 0; i < 20; ++i) fill(0, i, 99);  // what a later step writes
+  store_->flush();
+  EXPECT_EQ(store_->stats().stores, 40);
+  expect_loads(20);
+  start(2, true);  // from the disk alone
+  expect_loads(20);
+  EXPECT_EQ(store_->stats().load_failures, 0);
+  EXPECT_TRUE(store_->check().ok());
+}
+
+// A load may be given a block that has just been stored: its copy comes first.
+TEST_F(TierStoreTest, LoadsOfADeviceWaitForStores) {
+  move_to_device();
+  start(8, false);
+  fill(0, 3, 5);
+  fill(0, 4, 6);
+  store_->store({key_of(1), 0, 3, 16}, false);
+  store_->before_step();
+  store_->flush();
+  store_->store({key_of(2), 0, 4, 16}, true);
+  EXPECT_TRUE(load({{key_of(1), 0, 4, 16}}).ok[0]);
+  EXPECT_TRUE(holds(0, 4, 5));
+  store_->flush();
+  EXPECT_TRUE(load({{key_of(2), 0, 50, 16}}).ok[0]);
+  EXPECT_TRUE(holds(0, 50, 6));
+}
+
+TEST_F(TierStoreTest, ADeviceNeedsLanes) {
+  move_to_device();
+  TierStore::Options o;
+  o.host_bytes = 1 << 20;
+  const auto store = TierStore::create(std::move(o), *cache_);
+  ASSERT_FALSE(store.ok());
+  EXPECT_EQ(store.status().code(), StatusCode::kUnsupported);
+  EXPECT_NE(store.status().message().find("--kv-cache-dir"), std::string::npos);
 }
 
 TEST_F(TierStoreTest, BlocksWithoutRoomAreLeftOut) {

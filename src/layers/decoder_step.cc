@@ -9,13 +9,13 @@
 namespace freshet {
 namespace {
 
-// Steps of several rows a sequence are replayed up to this size: their shapes recur with a few
-// sequences only.
+// Steps with several rows per sequence are replayed up to this size: only with few sequences do
+// their shapes recur.
 constexpr int64_t kMostReplayedRows = 64;
 
 }  // namespace
 
-// Copies to the host: logits of the rows that have no sampled token, and all sampled tokens.
+// Copies to the host: logits of rows without a sampled token, and all sampled tokens.
 void Decoder::fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
                     const StepResults& results) {
   const auto sampled = [&](int64_t row) {
@@ -60,8 +60,8 @@ bool Decoder::take_last_rows(const ForwardBatch& batch, const KvStorage& cache) 
   return !last_groups_.empty() && take_logit_rows(batch, last_groups_, last_);
 }
 
-// Fills step_arrays_ and step_key_ (ops::StepInputs). `how`: what decides, besides shapes and
-// addresses, which ops run.
+// Fills step_arrays_ and step_key_ (ops::StepInputs). `how`: the values that decide, besides shapes
+// and addresses, which ops run.
 void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, const Matrix& logits,
                             bool narrows, std::span<const int64_t> how) {
   step_arrays_.assign(
@@ -79,7 +79,7 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
       const uint8_t* const data = state ? cache.states(layer).data : cache.layer(layer).data;
       step_key_.push_back(reinterpret_cast<int64_t>(data));
     }
-    // Another model on the same device has memory of its own.
+    // Another model on the same device has its own memory.
     step_key_.push_back(reinterpret_cast<int64_t>(logits.data));
   }
   if (narrows) {
@@ -109,7 +109,7 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
   add(batch.state_saves);
   if (spec_.token_types > 0) add(types_of(batch));
   if (!batch.ids_from.empty()) step_arrays_.push_back(batch.ids_from);
-  step_arrays_.push_back(batch.samples);  // last: all arrays in front have a known size
+  step_arrays_.push_back(batch.samples);  // last, so that all arrays before it have a known size
 }
 
 void Decoder::find_views(const ForwardBatch& batch, const KvStorage& cache,
@@ -159,7 +159,7 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
     boundaries_.push_back(on_device ? arena_.matrix(tokens, spec_.hidden_size)
                                     : Matrix{to, tokens, spec_.hidden_size, spec_.hidden_size});
   }
-  // Behind the last branch that stores, only some rows go on.
+  // After the last branch that stores, only some rows continue.
   const bool all_rows = wants_states || !batch.scored.empty() || spec_.features.has_value() ||
                         (!boundaries_.empty() && captures_.back() > last_stored_.layer);
   const bool narrows = !all_rows && take_last_rows(batch, cache);

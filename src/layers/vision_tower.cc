@@ -6,14 +6,14 @@
 namespace freshet {
 namespace {
 
-constexpr int64_t kMostSquares = 64;  // of a picture
+constexpr int64_t kMostSquares = 64;  // per picture
 
 Matrix matrix_of(std::vector<float>& values, int64_t rows, int64_t cols) {
   FRESHET_CHECK(rows * cols <= std::ssize(values), "a tower's matrix of {} rows", rows);
   return {values.data(), rows, cols, cols};
 }
 
-// Rows of a tile with their padding, which a model was trained with.
+// Rows of a tile including the padding that the model was trained with.
 int64_t padded_rows(const VisionSpec& spec) {
   constexpr int64_t kMultiple = 8;
   const int64_t in_row = spec.side / spec.patch, rows = in_row * in_row + 1;
@@ -93,7 +93,7 @@ ops::Ops::ShapeLimits VisionTower::limits(int64_t positions) const {
   return l;
 }
 
-// Of one of the buffers of patches and merged rows.
+// Size of each of the buffers for patches and merged rows.
 size_t VisionTower::buffer_floats(int64_t positions) const {
   const int64_t widest = std::max({spec_->patch_values, spec_->merged_width(), spec_->inner});
   return static_cast<size_t>(positions * widest);
@@ -121,7 +121,7 @@ Status VisionTower::reserve(int64_t positions) {
   FRESHET_RETURN_IF_ERROR(blocks_.reserve(positions, 1, positions));
   if (later_ != nullptr) FRESHET_RETURN_IF_ERROR(later_->reserve(positions, 1, positions));
   FRESHET_RETURN_IF_ERROR(ops_.set_scratch(ops_.scratch_bytes(limits(positions))));
-  // Layers of `later` are of the same shape, and take their turns, too.
+  // Layers of `later` have the same shape, and share the cache in turn, too.
   KvCacheSpec cache = kv_cache_spec(spec_->blocks, ops::KvType::kF32);
   cache.takes_turns = true;
   const auto blocks = static_cast<int32_t>(positions / ops::kBlockTokens + 1 + kMostSquares);
@@ -137,7 +137,8 @@ Status VisionTower::reserve(int64_t positions) {
   return {};
 }
 
-// The places of the rows: sequences with their blocks, rows and columns for the rotation, windows.
+// Fills the positions of the rows: sequences with their blocks, rows and columns for the rotation,
+// windows.
 void VisionTower::fill_batch(const Layout& layout) {
   ForwardBatch& b = batch_;
   const int64_t length = layout.rows_of_sequence;
@@ -231,8 +232,8 @@ void VisionTower::add_positions(const Layout& layout, const Matrix& stream) {
   ops_.add(stream, places, 1.0f);
 }
 
-// Those of a square grid, stretched to the picture: between the four that surround a patch, whose
-// corners are those of the grid.
+// Learned positions of a square grid, stretched to the picture: interpolated between the four that
+// surround a patch; the corners coincide.
 void VisionTower::stretch_positions(const Layout& layout, const Matrix& stream) {
   int64_t side = 1;
   while (side * side < spec_->positions) ++side;
@@ -266,7 +267,7 @@ void VisionTower::stretch_positions(const Layout& layout, const Matrix& stream) 
   ops_.add(stream, matrix_of(sum, stream.rows, stream.cols), 1.0f);
 }
 
-// Rows of the result from states, [rows, width] to `out`, in the picture's own order.
+// Rows of the result from states: [rows, width] to `out`, in the picture's own order.
 void VisionTower::connect(const ConnectorWeights& weights, bool norm_merged, const Layout& layout,
                           const Matrix& states, float* out) {
   const int64_t hidden = states.cols, unit = int64_t{spec_->merge} * spec_->merge;
@@ -287,7 +288,7 @@ void VisionTower::connect(const ConnectorWeights& weights, bool norm_merged, con
     ops_.norm(normed, x, norm);
     x = normed;
   }
-  Matrix merged{x.data, x.rows / unit, width, width};  // patches of a row follow one another
+  Matrix merged{x.data, x.rows / unit, width, width};  // patches of a row are adjacent
   if (spec_->mean) {
     merged.data = room_.data();
     for (int64_t r = 0; r < merged.rows; ++r) {

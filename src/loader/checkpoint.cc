@@ -180,7 +180,21 @@ Status Checkpoint::open_hugging_face(const std::string& directory) {
   }
   FRESHET_ASSIGN_OR_RETURN(config_, read_config(directory));
   generation_config_ = read_generation_config(directory);
-  return open_weights(directory);
+  FRESHET_RETURN_IF_ERROR(open_weights(directory));
+  const std::string path = directory + "/kv_scales.safetensors";
+  if (!exists(path)) return {};
+  FRESHET_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::open(path));
+  for (const TensorSource& t : file.tensors()) {
+    if (!t.name.ends_with(".k_scale") && !t.name.ends_with(".v_scale"))
+      return invalid_argument("{}: tensor '{}' is no factor of keys or values", path, t.name);
+    if (find(t.name) == nullptr) {
+      FRESHET_RETURN_IF_ERROR(add(t));
+    } else {
+      replace(t);
+    }
+  }
+  safetensors_.push_back(std::move(file));
+  return {};
 }
 
 // As in transformers, a single model.safetensors takes precedence over an index. If an index names

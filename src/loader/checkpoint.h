@@ -1,10 +1,10 @@
 // A model's weights on disk, whatever their container; models are assembled from a Checkpoint.
 //
-// open() accepts a directory with config.json and safetensors (a single file takes precedence over
-// shards with model.safetensors.index.json), one .gguf file (or any shard of a split one), or a
-// directory that holds one GGUF model. The mapped files live as long as the Checkpoint;
-// TensorSource pointers survive moving it. Only replace() changes it after opening, so it is safe
-// to read from many threads.
+// open() accepts a directory with config.json and safetensors (a single file before the shards of
+// model.safetensors.index.json; the tensors of kv_scales.safetensors are added, or replace those of
+// their names), one .gguf file (or a shard of a split one), or a directory with one GGUF model. The
+// mapped files live as long as the Checkpoint; TensorSource pointers survive moving it. Only
+// replace() changes it after opening, so it is safe to read from many threads.
 #pragma once
 
 #include <memory>
@@ -44,8 +44,8 @@ class Checkpoint {
   // Asks the kernel to read all weights ahead.
   void prefetch() const;
 
-  // Puts `tensor` in the place of the one with its name, which must exist. Its data must live as
-  // long as the checkpoint or until it is replaced again. Not while others read.
+  // Replaces the tensor of the same name, which must exist. Its data must live as long as the
+  // checkpoint, or until it is replaced again. Not safe with concurrent readers.
   void replace(const TensorSource& tensor);
 
  private:

@@ -12,10 +12,16 @@ size_t KvShape::bounds_at() const {
   return (static_cast<size_t>(kv_heads) * head_bytes() + 63) / 64 * 64;
 }
 
-size_t KvShape::block_bytes() const {
+size_t KvShape::sums_at() const {
   if (!bounded) return bounds_at();
   const size_t bounds = sizeof(uint16_t) * 2 * static_cast<size_t>(kv_heads * key_dim);
   return bounds_at() + (bounds + 63) / 64 * 64;
+}
+
+size_t KvShape::block_bytes() const {
+  if (!summed) return sums_at();
+  const size_t sums = sizeof(float) * static_cast<size_t>(kv_heads * value_dim);
+  return sums_at() + (sums + 63) / 64 * 64;
 }
 
 Status check_shape(const KvShape& shape) {

@@ -132,16 +132,19 @@ class Ops {
   void attention(const Matrix& out, const Matrix& q, const KvView& cache,
                  const AttentionBatch& batch, const AttentionParams& params);
 
-  // Attention in which some queries read only a selection of their sequence's blocks: for each KV
-  // head the first block, the newest ones, and those whose bounds promise its query heads the
-  // highest scores (ops_select.cc). Ties go to the earlier block. Queries with no more blocks than
-  // that read all of them. selections: [sequences]. Host only.
+  // Attention in which some queries read only a part of their sequence (BlockSelection). By bounds
+  // (ops_select.cc), for each KV head: the first block, the newest ones, and those whose bounds
+  // promise its query heads the highest scores. By components (ops_sparq.cc), for each KV head: the
+  // newest tokens, and those to which its query heads give the largest weights as far as these
+  // components tell; the mean of the values stands for the others. Ties go to the earlier block or
+  // token. Queries with no more blocks than that read all of them. selections: [sequences]. Host
+  // only.
   void selected_attention(const Matrix& out, const Matrix& q, const KvView& cache,
                           const AttentionBatch& batch, const AttentionParams& params,
                           std::span<const BlockSelection> selections);
 
-  // Adds the softmax weights of the scored queries, as attention() weighs them, to the sums: whole
-  // numbers of 1 / kScoreUnits, so that no order of adding matters. Host only.
+  // Adds the softmax weights that attention() gives each key, for the scored queries, to the sums:
+  // integers in units of 1 / kScoreUnits, so that the order of additions doesn't matter. Host only.
   void key_scores(const Matrix& q, const KvView& cache, const AttentionBatch& batch,
                   const AttentionParams& params, std::span<const ScoredQueries> scored);
   // Copies the keys and values of slots kept[head * count + i], ascending in a head, to slot i of
@@ -186,8 +189,8 @@ class Ops {
 
   // x *= sigmoid(gate), in place.
   void sigmoid_product(const Matrix& x, const Matrix& gate);
-  // ---- Sequences with states (ops/state.h). Token by token, so that no cut of a sequence into
-  // steps changes a bit.
+  // ---- Sequences with states (ops/state.h). Processed token by token, so that chunking a sequence
+  // into steps changes no bit.
   void causal_conv(const CausalConv& conv);
   void selective_scan(const SelectiveScan& scan);
   void linear_scan(const LinearScan& scan);
@@ -238,6 +241,10 @@ class Ops {
   explicit Ops(std::unique_ptr<Impl> impl);
   void run_matmul(const Matrix& x, std::span<const Product> products);
   void bound_keys(const KvView& cache, const AttentionBatch& batch);
+  void sum_values(const KvView& cache, const AttentionBatch& batch);
+  void selected_tokens(const Matrix& out, const Matrix& q, const KvView& cache,
+                       const AttentionBatch& batch, const AttentionParams& params,
+                       std::span<const BlockSelection> selections);
   bool run_gated_by_pieces(const GatedMlp& mlp);
   void run_shared_expert(const MoeBlock& block);
   std::unique_ptr<Impl> impl_;

@@ -21,19 +21,28 @@ struct MatmulCall {
   int64_t act_row_bytes = 0;
 };
 
-// A batch in which every query that selects is a sequence of its own.
+// A batch in which queries that select are sequences of their own: each of them, or with a fixed
+// pattern those in one block together.
 struct SelectedBatch {
   struct Part {
     int32_t sequence = 0;  // of the batch that was given
     int32_t token = 0;     // its last query
     int32_t blocks = 0;    // that it reads
     int32_t of = 0;        // the blocks up to its last query
+    int32_t slots = 0;     // the slots up to its last query
+    bool selects() const { return blocks < of; }
   };
   std::vector<Part> parts;
   std::vector<int32_t> query_start, context_len, tables;
   std::vector<float> scores;    // [workers, blocks]
   std::vector<int32_t> ranked;  // [workers, blocks]
   std::vector<float> queries;   // [workers, query heads of a KV head, key_dim]
+  // By components: the tokens that parts read, in blocks of their own.
+  Buffer gathered;
+  KvShape gathered_shape;     // of the blocks that were there last
+  std::vector<float> unread;  // [parts, query heads] the weight of what is not read
+
+  void split(const AttentionBatch& batch, std::span<const BlockSelection> selections);
 };
 
 struct Ops::Impl {

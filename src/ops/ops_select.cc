@@ -14,12 +14,12 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A block's promise is the score of the middle between its bounds, and this share of what its
-// widest key could add. The full share, an upper bound, favours blocks of unlike keys: reading 512
-// of 2,048 tokens it loses twice as much.
+// A block's promise is the score of the middle between its bounds, plus this share of the most that
+// its bounds could add. The full share, an upper bound, favours blocks of dissimilar keys: reading
+// 512 of 2,048 tokens, it loses twice as much.
 constexpr float kSpread = 0.15f;
-// Of the blocks that are read without looking: the newest ones besides the query's own. The first
-// block is read too, because softmax leaves there the weight that no key deserves.
+// Blocks that are always read: the newest ones besides the query's own, this many. The first block
+// is always read too, because it is the attention sink.
 int32_t newest_read(int32_t blocks) {
   return std::min(3, blocks / 8);
 }
@@ -28,7 +28,7 @@ int32_t blocks_for(int64_t slots) {
   return static_cast<int32_t>((slots + kBlockTokens - 1) / kBlockTokens);
 }
 
-// The least BF16 number that is not below x.
+// The smallest BF16 value that isn't below x.
 uint16_t bf16_above(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const auto high = static_cast<uint16_t>(bits >> 16);
@@ -39,7 +39,7 @@ uint16_t bf16_below(float x) {
   return static_cast<uint16_t>(bf16_above(-x) ^ 0x8000);
 }
 
-// keys: [key_dim, kBlockTokens]. A key that is not a number makes its bounds infinite.
+// keys: [key_dim, kBlockTokens]. A NaN key makes its bounds infinite.
 void write_bounds(const float* keys, int key_dim, uint16_t* least, uint16_t* greatest) {
   for (int d = 0; d < key_dim; ++d, keys += kBlockTokens) {
     float low = kInfinity, high = -kInfinity;
@@ -57,39 +57,33 @@ uint16_t* bounds_of(const KvShape& s, uint8_t* block, int head) {
   return reinterpret_cast<uint16_t*>(block + s.bounds_at()) + int64_t{head} * 2 * s.key_dim;
 }
 
-// Blocks are too far apart for the processor to see where the next bounds are.
+// Prefetch distance in blocks: they are too far apart for the hardware prefetcher.
 constexpr int32_t kAhead = 8;  // blocks
 void prefetch(const void* from, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const uint8_t*>(from) + i);
 }
 
-// Every query that selects becomes a sequence of its own; those in front stay together.
-void split(const AttentionBatch& batch, std::span<const BlockSelection> selections,
-           SelectedBatch& to) {
-  to.parts.clear();
-  to.query_start.assign(1, 0);
-  to.context_len.clear();
-  const auto add = [&](size_t sequence, int32_t token, int32_t slots, int32_t most) {
-    const int32_t of = blocks_for(slots), blocks = std::min(of, most);
-    to.parts.push_back({static_cast<int32_t>(sequence), token, blocks, of});
-    to.query_start.push_back(token + 1);
-    to.context_len.push_back(slots - (of - blocks) * kBlockTokens);
-  };
-  for (size_t s = 0; s < batch.context_len.size(); ++s) {
-    const int32_t start = batch.query_start[s], end = batch.query_start[s + 1];
-    const int32_t first = batch.context_len[s] - (end - start);  // slot of the first query
-    int32_t whole = end - start;                                 // queries that read everything
-    if (const BlockSelection& rule = selections[s]; rule.blocks > 0) {
-      const int64_t from = std::max<int64_t>(rule.from, int64_t{rule.blocks} * kBlockTokens);
-      whole = static_cast<int32_t>(std::clamp<int64_t>(from - first, 0, whole));
-    }
-    if (whole > 0) add(s, start + whole - 1, first + whole, std::numeric_limits<int32_t>::max());
-    for (int32_t token = start + whole; token < end; ++token)
-      add(s, token, first + (token - start) + 1, selections[s].blocks);
+// How many blocks the query in a slot reads.
+int32_t blocks_read(const BlockSelection& rule, int32_t slot) {
+  const int32_t own = slot / kBlockTokens;
+  if (!rule.selects() || (slot >= rule.before && slot < rule.from)) return own + 1;
+  if (rule.window == 0) return std::min(own + 1, rule.blocks);
+  const int32_t newest = std::max(0, own - rule.window + 1), sinks = std::min(rule.sinks, newest);
+  const int32_t between =
+      rule.stride > 0 ? (own - sinks) / rule.stride - (own - newest) / rule.stride : 0;
+  return own + 1 - newest + sinks + between;
+}
+
+// Lists the blocks of a fixed pattern for queries in block `own`, ascending.
+void list_pattern(const BlockSelection& rule, int32_t own, const int32_t* table, int32_t* to) {
+  const int32_t newest = std::max(0, own - rule.window + 1), sinks = std::min(rule.sinks, newest);
+  for (int32_t b = 0; b <= own; ++b) {
+    const bool strided = rule.stride > 0 && (own - b) % rule.stride == 0;
+    if (b < sinks || b >= newest || strided) *to++ = table[b];
   }
 }
 
-// Leaves the `count` best blocks in front, ascending. Ties go to the earlier block.
+// Moves the `count` best blocks to the front, in ascending order. Ties go to the earlier block.
 void choose(std::span<const float> scores, std::span<int32_t> blocks, int32_t count) {
   std::iota(blocks.begin(), blocks.end(), 0);
   std::ranges::nth_element(blocks, blocks.begin() + count, [&](int32_t a, int32_t b) {
@@ -104,12 +98,13 @@ struct BlockChooser {
   const Matrix& q;
   const KvView& cache;
   const AttentionBatch& batch;
+  std::span<const BlockSelection> selections;
   const ScoreKernel& kernel;
-  int group;     // query heads of a KV head
-  int64_t most;  // blocks of a part
+  int group;     // query heads per KV head
+  int64_t most;  // blocks per part
   SelectedBatch& room;
 
-  // The queries of the heads, rotated if keys are.
+  // The queries of the heads; rotated if keys are.
   const float* queries(const SelectedBatch::Part& part, int head, int worker) const {
     const int dim = cache.shape.key_dim;
     const float* const from = q.row(part.token) + int64_t{head} * group * dim;
@@ -123,10 +118,12 @@ struct BlockChooser {
   void fill(const SelectedBatch::Part& part, int head, int worker, int32_t* to) const {
     const KvShape& s = cache.shape;
     const int32_t* const from = batch.block_tables + part.sequence * batch.table_stride;
-    if (part.blocks == part.of) {
+    if (!part.selects()) {
       std::copy_n(from, part.of, to);
       return;
     }
+    const BlockSelection& rule = selections[static_cast<size_t>(part.sequence)];
+    if (rule.window > 0) return list_pattern(rule, part.of - 1, from, to);
     const int32_t others = part.of - 1;  // all but the query's own block
     float* const scores = room.scores.data() + worker * most;
     int32_t* const ranked = room.ranked.data() + worker * most;
@@ -150,6 +147,32 @@ struct BlockChooser {
 };
 
 }  // namespace
+
+void SelectedBatch::split(const AttentionBatch& batch, std::span<const BlockSelection> selections) {
+  parts.clear();
+  query_start.assign(1, 0);
+  context_len.clear();
+  for (size_t s = 0; s < batch.context_len.size(); ++s) {
+    const BlockSelection& rule = selections[s];
+    const int32_t end = batch.query_start[s + 1];
+    const int32_t behind = batch.context_len[s] - end;  // a query's slot minus its token
+    for (int32_t token = batch.query_start[s], next; token < end; token = next) {
+      const int32_t own = (token + behind) / kBlockTokens,
+                    reads = blocks_read(rule, token + behind);
+      const bool whole = reads > own;
+      for (next = token + 1; next < end && (whole || rule.window > 0); ++next) {
+        const int32_t other = (next + behind) / kBlockTokens;
+        if ((blocks_read(rule, next + behind) > other) != whole || (!whole && other != own)) break;
+      }
+      const int32_t slots = next + behind, of = blocks_for(slots);
+      const int32_t blocks = whole ? of : reads;
+      parts.push_back({static_cast<int32_t>(s), next - 1, blocks, of, slots});
+      query_start.push_back(next);
+      const bool tokens = !whole && rule.components > 0;  // in blocks of their own, all full
+      context_len.push_back(tokens ? blocks * kBlockTokens : slots - (of - blocks) * kBlockTokens);
+    }
+  }
+}
 
 // Bounds the blocks that the batch's tokens fill.
 void Ops::bound_keys(const KvView& cache, const AttentionBatch& batch) {
@@ -184,16 +207,23 @@ void Ops::selected_attention(const Matrix& out, const Matrix& q, const KvView& c
                              const AttentionBatch& batch, const AttentionParams& params,
                              std::span<const BlockSelection> selections) {
   const KvShape& s = cache.shape;
-  FRESHET_CHECK(device() == nullptr && s.bounded && params.window == 0 && batch.ranges.empty() &&
-                    batch.head_stride == 0 && selections.size() == batch.context_len.size(),
+  const auto served = [&](const BlockSelection& rule) {
+    return rule.window > 0 || !rule.selects() || (rule.components > 0 ? s.summed : s.bounded);
+  };
+  FRESHET_CHECK(device() == nullptr && params.window == 0 && batch.ranges.empty() &&
+                    batch.head_stride == 0 && selections.size() == batch.context_len.size() &&
+                    std::ranges::all_of(selections, served),
                 "selected_attention of {} selections for {} sequences: on a device, without "
-                "bounds, or with a window or ranges",
+                "bounds or sums, or with a window or ranges",
                 selections.size(), batch.context_len.size());
   SelectedBatch& room = impl_->selected;
-  split(batch, selections, room);
+  room.split(batch, selections);
   const std::vector<SelectedBatch::Part>& parts = room.parts;
-  if (std::ranges::none_of(parts, [](const auto& p) { return p.blocks < p.of; }))
+  if (std::ranges::none_of(parts, &SelectedBatch::Part::selects))
     return attention(out, q, cache, batch, params);
+  const auto by_components = [](const BlockSelection& rule) { return rule.components > 0; };
+  if (std::ranges::any_of(selections, by_components))
+    return selected_tokens(out, q, cache, batch, params, selections);
   int64_t head_stride = 0, most = 0;
   for (const SelectedBatch::Part& part : parts) {
     head_stride = std::max<int64_t>(head_stride, part.blocks);
@@ -209,7 +239,7 @@ void Ops::selected_attention(const Matrix& out, const Matrix& q, const KvView& c
   grow(room.scores, most * workers);
   grow(room.ranked, most * workers);
   grow(room.queries, group * s.key_dim * workers);
-  const BlockChooser chooser{q, cache, batch, *impl_->scores, group, most, room};
+  const BlockChooser chooser{q, cache, batch, selections, *impl_->scores, group, most, room};
   impl_->pool.parallel_for(std::ssize(parts) * s.kv_heads, [&](int64_t i, int worker) {
     chooser.fill(parts[static_cast<size_t>(i / s.kv_heads)], static_cast<int>(i % s.kv_heads),
                  worker, room.tables.data() + i * head_stride);

@@ -112,7 +112,10 @@ Result<std::unique_ptr<Ops>> Ops::create(ThreadPool& pool, const KernelTable& ba
   auto impl = std::make_unique<Impl>(pool, capabilities);
   impl->reference = options.reference;
   const KernelTable none{};
-  const Tables tables{options.reference ? none : backend, reference_kernels(), capabilities,
+  // Another table of plain kernels, such as that of a simulation, goes before the reference.
+  const KernelTable& reference = reference_kernels();
+  const bool plain = backend.backend == reference.backend && &backend != &reference;
+  const Tables tables{options.reference && !plain ? none : backend, reference, capabilities,
                       forced};
   FRESHET_RETURN_IF_ERROR(plan_matmul(tables, impl->matmul));
   FRESHET_RETURN_IF_ERROR(plan_attention(tables, impl->attention));

@@ -226,6 +226,8 @@ Status apply_target(const Source& source, const loader::Checkpoint& checkpoint, 
   search.model = model;
   search.overrides = &options.overrides;
   if (options.imatrix != nullptr) search.importance = &importance;
+  search.losses = options.losses;
+  search.feedback = options.feedback;
   search.budget =
       tensor_budget(options.target, plan.tensors, static_cast<int64_t>(trial.head_bytes()));
   if (options.progress) search.go_on = [&] { return options.progress(0.0); };

@@ -57,7 +57,7 @@ struct NewRequest {
   // nullptr: all keys are kept. No drafts may be set for such a request.
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
   std::vector<PictureSpan> pictures;  // rows of the prompt that are pictures'; ascending
-  kv_cache::SparseAttention sparse;   // what generated tokens read
+  kv_cache::SparseAttention sparse;   // what queries read
 };
 
 // A fixed total order of sequences. When blocks run out, better ranks keep theirs.
@@ -153,7 +153,7 @@ struct Sequence {
   bool expects() const { return !tokens.empty() && tokens.back() == kExpected; }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   // Of the first `count` tokens, those whose keys and values follow from the tokens alone and may
-  // be shared: where generated tokens read selectively, the prompt's.
+  // be shared.
   int32_t sharable(int32_t count) const;
   bool awaits_token() const { return computed == size(); }
   const Branch* branch_of(const StepItem& item) const {
@@ -191,7 +191,7 @@ struct Request {
 };
 
 inline int32_t Sequence::sharable(int32_t count) const {
-  return request->sparse.selects() && count > prompt_tokens ? prompt_tokens : count;
+  return request->sparse.sharable(prompt_tokens, count);
 }
 
 // Keys of a sequence that are evicted: of each group that has a table in `before`, slots of these

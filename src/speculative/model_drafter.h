@@ -71,7 +71,8 @@ class ModelDrafter final : public Drafter {
   State& state_of(uint64_t sequence) { return states_[sequence]; }
   void start_head(State& s, const TargetRows& rows);
   void append(State& s, const TargetRows& rows);
-  bool run_pending(State& s, size_t keep);
+  void drop_pending(State& s, size_t count);
+  void run_pending(std::span<State* const> states);
   void restart(State& s);
   std::span<const int32_t> ids_of(State& s, const DraftRequest& r) const;
   std::span<const int32_t> target_ids() const;

@@ -56,9 +56,9 @@ struct MakeContext {
 std::unique_ptr<Drafter> ngram_drafter(const Config& config);
 std::unique_ptr<Drafter> suffix_drafter(const Config& config);
 
-// Most rows of logits in a step of a drafter: one of each sequence, or a level of each tree,
-// or all drafts that come from one pass.
-// Further sequences get no drafts, which would not pay for so large a batch.
+// Upper bound of the logit rows in a step of a drafter: one row per sequence, or a level of each
+// tree, or all drafts of a pass. Sequences beyond it get no drafts, which would not pay off in so
+// large a batch.
 int draft_rows(const Config& config, int max_num_seqs, int max_num_batched_tokens);
 // The drafter's checkpoint; a bare .safetensors file has no configuration.
 Result<loader::Checkpoint> open_drafter(const std::string& path);

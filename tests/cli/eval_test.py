@@ -241,6 +241,13 @@ class KvTypes(Figures):
         self.assertLess(k8v4["kl_divergence"], int4["kl_divergence"])
         table = self.succeeds(*flags, "--policies", "int4", "--base", "f16")
         self.assertRegex(table, r"\n  int4 +\d+ ")
+        part = json.loads(self.succeeds(*flags, "--policies", "f16,static-64-0,sparq-64-8,static-16-0,sim-gear4", "--json"))
+        whole, static, sparq, narrow, gear = part["lengths"][0]["policies"]
+        self.assertEqual({static["kl_divergence"], sparq["kl_divergence"]}, {whole["kl_divergence"]})  # they read all
+        self.assertGreater(narrow["kl_divergence"], whole["kl_divergence"])
+        self.assertEqual((narrow["simulated"], gear["simulated"]), (False, True))
+        self.assertGreater(sparq["bytes_per_token"], whole["bytes_per_token"])  # sums of values
+        self.fails(2, *flags, "--policies", "static-64-0-16-4", says="static-WINDOW-SINKS-STRIDE")
         self.fails(2, *flags, "--policies", "int5", says="there is no policy int5 of keys and values; there are f32 f16")
         self.fails(2, *flags[:5], "--windows", "100000", says="no window fits")
         self.fails(2, *flags, "--kv-cache-dtype", "int4", says="--policies")

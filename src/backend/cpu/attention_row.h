@@ -267,6 +267,16 @@ constexpr ops::AttentionKernel row(const char* name, ops::CpuIsa isa) {
             if (kIsa.store_head != nullptr)
               return KvTiles(shape).move(from, from_slot, to, to_slot, head);
             KvRows(shape).move(from, from_slot, to, to_slot, head);
+          },
+          [](const KvShape& shape, const uint8_t* block, int head,
+             std::span<const int32_t> features, float* keys) {
+            if (kIsa.store_head != nullptr)
+              return KvTiles(shape).read_features(block, head, features, keys);
+            KvRows(shape).read_features(block, head, features, keys);
+          },
+          [](const KvShape& shape, const uint8_t* block, int head, float* values) {
+            if (kIsa.store_head != nullptr) return KvTiles(shape).read_values(block, head, values);
+            KvRows(shape).read_values(block, head, values);
           }};
 }
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <span>
 
 #include "ops/attention.h"
 #include "quant/fp8.h"
@@ -13,8 +14,8 @@
 namespace freshet::cpu {
 namespace {
 
-// A head has its keys, [key_dim, 16], with INT8 the scales of keys and values, [features / 32, 16],
-// and its values, [16, value_dim]. Where values are parts of keys, keys are [16, key_dim].
+// A head has its keys, [key_dim, 16], for INT8 the scales of keys and values, [features / 32, 16],
+// and its values, [16, value_dim]. If values are prefixes of keys (MLA), keys are [16, key_dim].
 class KvRows {
  public:
   explicit KvRows(const ops::KvShape& shape) : s_(shape) {}
@@ -28,6 +29,31 @@ class KvRows {
         if (scaled()) x *= f16_to_f32(scales(at)[d / ops::kScaledFeatures * kSlots + t]);
         keys[d * kSlots + t] = x;
       }
+    }
+  }
+
+  void read_features(const uint8_t* block, int head, std::span<const int32_t> features,
+                     float* keys) const {
+    const uint8_t* const at = block + static_cast<size_t>(head) * s_.head_bytes();
+    for (const int32_t d : features) {
+      values(at, d * kSlots, kSlots, keys);
+      const uint16_t* const scale =
+          scaled() ? scales(at) + d / ops::kScaledFeatures * kSlots : nullptr;
+      for (int t = 0; scale != nullptr && t < kSlots; ++t) keys[t] *= f16_to_f32(scale[t]);
+      keys += kSlots;
+    }
+  }
+
+  void read_values(const uint8_t* block, int head, float* to) const {
+    const uint8_t* const at = block + static_cast<size_t>(head) * s_.head_bytes();
+    const auto first =
+        static_cast<int>(s_.head_bytes() / ops::element_bytes(s_.type)) - kSlots * s_.value_dim;
+    values(at, first, kSlots * s_.value_dim, to);
+    if (!scaled()) return;
+    const uint16_t* const scale = scales(at) + ops::scales_of(s_.key_dim) * kSlots;
+    for (int t = 0; t < kSlots; ++t) {
+      for (int d = 0; d < s_.value_dim; ++d)
+        to[t * s_.value_dim + d] *= f16_to_f32(scale[d / ops::kScaledFeatures * kSlots + t]);
     }
   }
 
@@ -83,6 +109,15 @@ class KvRows {
     return static_cast<float>(static_cast<int8_t>(at[i]));
   }
 
+  void values(const uint8_t* at, int first, int count, float* to) const {
+    if (s_.type == ops::KvType::kF16) {  // in one loop, which compilers turn into vectors
+      const auto* const half = reinterpret_cast<const uint16_t*>(at) + first;
+      for (int i = 0; i < count; ++i) to[i] = f16_to_f32(half[i]);
+      return;
+    }
+    for (int i = 0; i < count; ++i) to[i] = value(at, first + i);
+  }
+
   const ops::KvShape& s_;
 };
 
@@ -94,16 +129,33 @@ class KvTiles {
   void read_keys(const uint8_t* block, int head, float* keys) const {
     const uint8_t* const at = block + static_cast<size_t>(head) * s_.head_bytes();
     for (int t = 0; t < kSlots; ++t) {
-      int power = 0;
-      for (int d = 0; d < 8; ++d) power |= (at[key_at(d, t) + kLow] & 1) << d;
-      const float unit =
-          power == kNaN
-              ? std::numeric_limits<float>::quiet_NaN()
-              : std::bit_cast<float>(static_cast<uint32_t>(static_cast<int8_t>(power) + 127) << 23);
-      for (int d = 0; d < s_.key_dim; ++d) {
-        const size_t i = key_at(d, t);
-        const int code = static_cast<int8_t>(at[i]) * 256 + static_cast<int8_t>(at[i + kLow]);
-        keys[d * kSlots + t] = static_cast<float>(code) * unit;
+      const float step = unit(at, t);
+      for (int d = 0; d < s_.key_dim; ++d) keys[d * kSlots + t] = key(at, d, t, step);
+    }
+  }
+
+  void read_features(const uint8_t* block, int head, std::span<const int32_t> features,
+                     float* keys) const {
+    const uint8_t* const at = block + static_cast<size_t>(head) * s_.head_bytes();
+    float steps[kSlots];
+    for (int t = 0; t < kSlots; ++t) steps[t] = unit(at, t);
+    for (const int32_t d : features) {
+      for (int t = 0; t < kSlots; ++t) keys[t] = key(at, d, t, steps[t]);
+      keys += kSlots;
+    }
+  }
+
+  void read_values(const uint8_t* block, int head, float* values) const {
+    const uint8_t* const at = block + static_cast<size_t>(head) * s_.head_bytes();
+    const uint8_t* const codes =
+        at + s_.head_bytes() - 2 * kSlots * static_cast<size_t>(s_.value_dim);
+    for (int t = 0; t < kSlots; ++t, values += s_.value_dim) {
+      const float step = unit(at, t, 8);
+      for (int d = 0; d < s_.value_dim; ++d) {
+        const uint8_t* const code = codes + value_at(d, t);
+        values[d] = static_cast<float>(static_cast<int8_t>(code[0]) * 256 +
+                                       static_cast<int8_t>(code[256])) *
+                    step;
       }
     }
   }
@@ -130,6 +182,19 @@ class KvTiles {
   static constexpr size_t kLow = 1024;  // from the high bytes of a tile of keys to the low ones
   static constexpr int kNaN = 127;
 
+  // What a slot's key is in units of: its power is in the last bits of the low bytes of features 0
+  // to 7. With `first` 8: its value.
+  static float unit(const uint8_t* at, int t, int first = 0) {
+    int power = 0;
+    for (int d = 0; d < 8; ++d) power |= (at[key_at(first + d, t) + kLow] & 1) << d;
+    if (power == kNaN) return std::numeric_limits<float>::quiet_NaN();
+    return std::bit_cast<float>(static_cast<uint32_t>(static_cast<int8_t>(power) + 127) << 23);
+  }
+  static float key(const uint8_t* at, int d, int t, float unit) {
+    const size_t i = key_at(d, t);
+    const int code = static_cast<int8_t>(at[i]) * 256 + static_cast<int8_t>(at[i + kLow]);
+    return static_cast<float>(code) * unit;
+  }
   static size_t key_at(int d, int slot) {
     return static_cast<size_t>(d / 64) * 2 * kLow +
            static_cast<size_t>(d % 64 / 4 * 64 + slot * 4 + d % 4);

@@ -2,6 +2,7 @@
 // sequence is cut into steps.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 
 #include <gtest/gtest.h>
@@ -39,6 +40,7 @@ class SelectedAttention : public ::testing::TestWithParam<SelectCase> {
     ops_ = std::move(*made);
     view_.shape = {c.type, kHeadsOfKeys, c.key_dim, c.value_dim};
     view_.shape.bounded = true;
+    view_.shape.summed = !ops::has_int4(c.type);
     view_.blocks = 2 * kTableStride;
     clear();
     std::mt19937 random(11);
@@ -151,6 +153,52 @@ class SelectedAttention : public ::testing::TestWithParam<SelectCase> {
     return {out.begin() + head * width, out.begin() + (head + 1) * width};
   }
 
+  void keeps_bits(const ops::BlockSelection& rule);
+
+  // Query head h in a slot: the newest quarter of the budget and the keys with the largest weights,
+  // summed over the query heads of its KV head; the mean of the values in full blocks has the rest.
+  std::vector<double> plain_sparq(int slot, int h, int budget) {
+    const int dim = GetParam().key_dim, values = GetParam().value_dim, head = h / 3;
+    const std::vector<float> keys = keys_of(head);
+    const int older = slot + 1 - budget / 4;
+    std::vector<double> total(static_cast<size_t>(slot + 1), 0.0), mine = total;
+    for (int g = head * 3; g < head * 3 + 3; ++g) {
+      std::vector<double> weights;
+      double sum = 0.0;
+      for (int t = 0; t <= slot; ++t) {
+        double score = 0.0;
+        for (int d = 0; d < dim; ++d)
+          score += double{q_[static_cast<size_t>((slot * kQueryHeads + g) * dim + d)]} *
+                   double{keys[static_cast<size_t>(t * dim + d)]};
+        sum += weights.emplace_back(std::exp(score * double{params_.scale}));
+      }
+      for (size_t t = 0; t < weights.size(); ++t) total[t] += weights[t] / sum;
+      for (size_t t = 0; g == h && t < weights.size(); ++t) mine[t] = weights[t] / sum;
+    }
+    std::vector<int> order(static_cast<size_t>(older));
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::sort(order, [&](int a, int b) {
+      return total[static_cast<size_t>(a)] > total[static_cast<size_t>(b)];
+    });
+    std::vector<double> out(static_cast<size_t>(values), 0.0), mean = out;
+    const auto value = [&](int t, int d) {
+      return double{v_[static_cast<size_t>((t * kHeadsOfKeys + head) * values + d)]};
+    };
+    double left = 0.0;
+    for (int i = budget - budget / 4; i < older; ++i)
+      left += mine[static_cast<size_t>(order[static_cast<size_t>(i)])];
+    order.resize(static_cast<size_t>(budget - budget / 4));
+    for (int t = older; t <= slot; ++t) order.push_back(t);
+    const int full = (slot + 1) / kBlockTokens * kBlockTokens;
+    for (int d = 0; d < values; ++d) {
+      auto& x = out[static_cast<size_t>(d)];
+      for (const int t : order) x += mine[static_cast<size_t>(t)] * value(t, d);
+      for (int t = 0; t < full; ++t) mean[static_cast<size_t>(d)] += value(t, d) / full;
+      x += left * mean[static_cast<size_t>(d)];
+    }
+    return out;
+  }
+
   std::vector<float> keys_of(int head) {
     std::vector<float> keys(static_cast<size_t>(kLong * GetParam().key_dim));
     ops_->read_keys(view_, {tables_.data(), kTableStride}, head, kLong, keys.data());
@@ -187,8 +235,73 @@ TEST_P(SelectedAttention, ReadsTheBlocksWithTheHighestBounds) {
   EXPECT_TRUE(std::equal(out.begin() + others, out.end(), full.begin() + others));
 }
 
+// Every row of the long sequence but those from 200 to 219, in the blocks of a pattern.
+constexpr ops::BlockSelection kPattern{
+    .from = 220, .before = 200, .sinks = 2, .window = 3, .stride = 4};
+
+TEST_P(SelectedAttention, ReadsAFixedPattern) {
+  const int width = 3 * GetParam().value_dim;
+  const std::vector<float> out = whole(kPattern), full = whole({});
+  for (const int slot : {0, 70, 90, 100, 199, 200, 219, 220, 299}) {
+    for (int head = 0; head < kHeadsOfKeys; ++head) {
+      const auto at = (slot * kHeadsOfKeys + head) * width;
+      const std::vector<float> mine(out.begin() + at, out.begin() + at + width);
+      std::vector<int32_t> blocks;
+      const int own = slot / kBlockTokens;
+      for (int b = 0; b <= own; ++b) {
+        const bool read = b < 2 || b > own - 3 || (own - b) % 4 == 0;
+        if (read || (slot >= 200 && slot < 220)) blocks.push_back(b);
+      }
+      EXPECT_EQ(mine, over_blocks(blocks, slot, head)) << "slot " << slot << " head " << head;
+      const std::vector<float> all(full.begin() + at, full.begin() + at + width);
+      EXPECT_EQ(mine == all, slot == 0 || slot == 70 || slot == 200 || slot == 219) << slot;
+    }
+  }
+}
+
+// With all features, a key's approximate weight is its own.
+TEST_P(SelectedAttention, ReadsTheTokensWithTheLargestWeights) {
+  if (!view_.shape.summed) GTEST_SKIP() << "4-bit codes";
+  const SelectCase& c = GetParam();
+  const int budget = 96;
+  // Its own values are not rounded.
+  const double off = c.type == KvType::kFP8    ? 0.08
+                     : c.type == KvType::kInt8 ? 0.02
+                     : c.type == KvType::kBF16 ? 0.01
+                                               : 0.004;
+  const ops::BlockSelection rule{
+      .from = 100, .blocks = budget / kBlockTokens, .components = c.key_dim};
+  const std::vector<float> out = whole(rule), full = whole({});
+  for (const int slot : {99, 100, 159, 160, 255, 299}) {
+    for (int h = 0; h < kQueryHeads; ++h) {
+      const auto at = static_cast<std::ptrdiff_t>((slot * kQueryHeads + h) * c.value_dim);
+      if (slot < 100) {
+        EXPECT_TRUE(
+            std::equal(out.begin() + at, out.begin() + at + c.value_dim, full.begin() + at));
+        continue;
+      }
+      const std::vector<double> want = plain_sparq(slot, h, budget);
+      for (int d = 0; d < c.value_dim; ++d)
+        EXPECT_NEAR(double{out[static_cast<size_t>(at + d)]}, want[static_cast<size_t>(d)], off)
+            << "slot " << slot << " head " << h << " feature " << d;
+    }
+  }
+}
+
 TEST_P(SelectedAttention, IsTheSameHoweverStepsAreCut) {
-  const ops::BlockSelection rule{100, kBudget};
+  keeps_bits({100, kBudget});
+}
+
+TEST_P(SelectedAttention, APatternIsTheSameHoweverStepsAreCut) {
+  keeps_bits(kPattern);
+}
+
+TEST_P(SelectedAttention, TokensAreTheSameHoweverStepsAreCut) {
+  if (!view_.shape.summed) GTEST_SKIP() << "4-bit codes";
+  keeps_bits({.from = 100, .blocks = 5, .components = 16});
+}
+
+void SelectedAttention::keeps_bits(const ops::BlockSelection& rule) {
   const std::vector<float> want = whole(rule);
   clear();
   std::vector<float> cut = output();
@@ -213,6 +326,14 @@ TEST_P(SelectedAttention, ABudgetAboveTheLengthIsFullAttention) {
   const std::vector<float> full = whole({0, 0});
   EXPECT_EQ(whole({0, (kLong + kBlockTokens - 1) / kBlockTokens}), full);
   EXPECT_NE(whole({0, kLong / kBlockTokens - 1}), full);
+  const int all = (kLong + kBlockTokens - 1) / kBlockTokens;
+  EXPECT_EQ(whole({.window = all}), full);
+  EXPECT_EQ(whole({.sinks = all - 1, .window = 1}), full);
+  EXPECT_EQ(whole({.window = 1, .stride = 1}), full);
+  EXPECT_NE(whole({.window = all - 1}), full);
+  if (!view_.shape.summed) return;
+  EXPECT_EQ(whole({.blocks = all, .components = 16}), full);
+  EXPECT_NE(whole({.blocks = all - 1, .components = 16}), full);
 }
 
 constexpr SelectCase kSelectCases[] = {

@@ -6,6 +6,14 @@
 
 namespace freshet::cuda {
 
+// copy_lane.cu
+int lane_open(const Context& ctx, void** lane, const LaneLayerView* layers, int32_t count);
+int lane_close(const Context& ctx, void* lane);
+int lane_follow(const Context& ctx, void* lane);
+int lane_precede(const Context& ctx, void* lane);
+int lane_copy(const Context& ctx, void* lane, int32_t first, int32_t count, const LaneUnits* units,
+              int64_t longest, int32_t to_device);
+int lane_wait(const Context& ctx, void* lane);
 // gemm_sm80_small_m.cu
 Order order_for(const Context& ctx, Code code, int64_t tokens);
 int products(const Context& ctx, const ProductArgs* products, int count, int64_t tokens,

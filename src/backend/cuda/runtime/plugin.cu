@@ -250,6 +250,14 @@ constexpr StateApi kStates = {
     .linear_scan = kCall<linear_scan>,
     .delta_scan = kCall<delta_scan>,
 };
+constexpr CopyApi kCopies = {
+    .open = kCall<lane_open>,
+    .close = kCall<lane_close>,
+    .follow = kCall<lane_follow>,
+    .precede = kCall<lane_precede>,
+    .copy = kCall<lane_copy>,
+    .wait = kCall<lane_wait>,
+};
 constexpr MoeApi kMoe = {
     .route = kCall<route>,
     .group = kCall<group>,
@@ -304,6 +312,7 @@ extern "C" __attribute__((visibility("default"))) const freshet::cuda::Api* fres
       .rows = kRows,
       .sampling = kSampling,
       .states = kStates,
+      .copies = kCopies,
   };
   return &kApi;
 }
