@@ -59,7 +59,7 @@ test-peers:      ## load quantised folders in transformers (downloads torch and 
 	  transformers==5.24.0 compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate safetensors numpy
 	@build/peers_venv/bin/python tests/peers/load_in_peers.py build/release/bin/freshet
 
-test-quantize-memory: build ## the memory that quantising a model of 70B widths takes: 15 GB of disk, an hour
+test-quantize-memory: build ## the memory that quantising a model of 70B widths takes: 15 GB of disk, seven hours of processor time
 	@FRESHET=$(BUILD)/release/bin/freshet tests/quantize/memory_test.py
 
 test-simulation: ## 100,000 seeds of the scheduler, the cache and its tiers

@@ -131,30 +131,27 @@ class CudaTiers : public CudaEngine {
     std::filesystem::remove_all(folder_);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
-  static void forget(Engine& engine) {
-    for (int i = 0; i < kRequests; ++i)
-      engine.erase_prefix(prompt_of(i, engine.model().spec().vocab_size), "");
-  }
   std::filesystem::path folder_;
 };
 
 TEST_P(CudaTiers, GiveBackTheSameBits) {
   std::vector<Outcome> alone;
+  EngineOptions host;
   {
     const auto engine = load(512);
     ASSERT_NE(engine, nullptr);
     alone = run(*engine, false);
+    // Less than all requests need: the device loses blocks that the tier keeps.
+    const CacheInfo cache = engine->cache_info();
+    host.kv_cache_memory = cache.bytes / static_cast<size_t>(cache.tokens) * 400;
   }
-  EngineOptions host;
   host.kv_offloading_bytes = size_t{64} << 20;
   {
     const auto engine = load(512, host);
     ASSERT_NE(engine, nullptr);
     EXPECT_EQ(run(*engine, true), alone) << "with a host tier";
-    for (int turn = 0; turn < 3; ++turn) {
-      forget(*engine);
+    for (int turn = 0; turn < 3; ++turn)
       EXPECT_EQ(run(*engine, true), alone) << "from the host tier";
-    }
     EXPECT_GT(engine->stats().tiers.stores, 0);
     EXPECT_GT(engine->stats().tiers.loads, 0);
     EXPECT_EQ(engine->stats().tiers.load_failures, 0);

@@ -195,6 +195,9 @@ struct EngineOptions {
   std::vector<std::string> force_kernels;
   // Directory that keeps packed weights for the next start; "": none.
   std::string weight_cache_dir;
+  // "dummy:FORMAT": random weights in the shape of `model`, a folder with config.json, and the
+  // same for the drafter. For measurements only.
+  std::string load_format = "auto";
   std::string kv_cache_dtype = "auto";    // auto, f32, f16, bf16, fp8, int8, int4, k8v4
   std::vector<int> kv_cache_skip_layers;  // layers that keep what auto means
   int max_model_len = 0;                  // 0: the model's limit, as far as memory allows
@@ -245,6 +248,8 @@ struct EngineOptions {
   // Host memory for what the vision tower made of pictures, so that they are not computed again.
   size_t picture_cache_bytes = size_t{512} << 20;
   std::function<void(const std::string& stage, double fraction)> on_progress;
+  // The tower of a GGUF model that reads pictures, as llama.cpp splits it off; "": text alone.
+  std::string mmproj;
 };
 
 struct EngineStats {
@@ -287,6 +292,12 @@ struct EngineStats {
     double predicted_step_seconds = 0.0;
     double predicted_plain_seconds = 0.0;
     int64_t control_steps = 0;  // steps run plain to measure this, although drafts would have paid
+    // What the cost model knows, in seconds: a step of one sequence by its rows, and a round of
+    // drafting, which gives one sequence a draft more.
+    static constexpr std::array<int, 16> kRows = {1,  2,  3,  4,  5,  6,  7,   8,
+                                                  12, 16, 24, 32, 64, 96, 128, 384};
+    std::array<double, kRows.size()> seconds_by_rows{};
+    double round_seconds = 0.0;
 
     // Speed compared with plain steps; 0: not known yet.
     double gain() const { return step_seconds > 0.0 ? plain_seconds / step_seconds : 0.0; }

@@ -58,6 +58,10 @@ Result<std::string> LocalVocabulary::decode(const Ids& ids) {
 
 Result<Ids> LocalVocabulary::usable_ids() {
   Ids ids;
+  // Random weights may come without a vocabulary. The first ids are often special.
+  if (tokenizer_.vocab_size() == 0) {
+    for (int32_t id = std::min(256, ids_ / 2); id < ids_; ++id) ids.push_back(id);
+  }
   for (int32_t id = 0; id < tokenizer_.vocab_size(); ++id) {
     if (!tokenizer_.is_special(id) && !tokenizer_.token_bytes(id).empty()) ids.push_back(id);
   }
@@ -69,7 +73,7 @@ Result<ThroughputResult> bench_throughput(Engine& engine, const ThroughputOption
   ThroughputOptions o = options;
   if (o.samples < 1) return invalid_argument("--n {}: must be at least 1", o.samples);
   if (o.dataset.max_model_len == 0) o.dataset.max_model_len = engine.max_model_len();
-  LocalVocabulary vocabulary(engine.tokenizer());
+  LocalVocabulary vocabulary(engine.tokenizer(), o.ids);
   FRESHET_ASSIGN_OR_RETURN(Dataset dataset, make_dataset(o.dataset, vocabulary));
   std::vector<Ids> prompts;
   for (const Sample& s : dataset.samples) {

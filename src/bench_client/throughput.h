@@ -16,20 +16,23 @@
 
 namespace freshet::bench_client {
 
-// A local tokenizer. Keeps a reference.
+// A local tokenizer. Keeps a reference. `ids`: of a model that has no vocabulary.
 class LocalVocabulary final : public Vocabulary {
  public:
-  explicit LocalVocabulary(const tokenizer::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  explicit LocalVocabulary(const tokenizer::Tokenizer& tokenizer, int ids = 0)
+      : tokenizer_(tokenizer), ids_(ids) {}
   Result<Ids> encode(const std::string& text) override;
   Result<std::string> decode(const Ids& ids) override;
   Result<Ids> usable_ids() override;
 
  private:
   const tokenizer::Tokenizer& tokenizer_;
+  int ids_;
 };
 
 struct ThroughputOptions {
   DatasetOptions dataset;
+  int ids = 0;            // of a model that has no vocabulary
   int samples = 1;        // answers per prompt
   SamplingParams params;  // max_tokens and n are set for each request
   const std::atomic<bool>* stop = nullptr;

@@ -37,6 +37,7 @@ struct Options {
   std::string format = "md";
   bool json = false;
   std::string load_format = "auto";
+  bool engine = false;
   RunOptions run;
 };
 
@@ -75,6 +76,7 @@ struct Row {
   eval::BenchResult result;
   eval::Ceilings ceilings;
   std::optional<bench_client::SpecDecode> drafting;  // with --speculative-config
+  std::optional<EngineStats::Speculation> gauge;     // the same
 };
 
 Result<std::vector<eval::BenchTest>> tests_of(const Options& o) {
@@ -210,6 +212,17 @@ void add_limits(const Row& row, json::Object& j) {
     j["operations_fraction"] = r.work.operations / s / row.ceilings.operations;
 }
 
+// What the engine measured and expected, and the costs that it knows, in milliseconds.
+void add_gauge(const EngineStats::Speculation& s, json::Object& j) {
+  j["spec_decode_gain"] = s.gain();
+  j["spec_decode_predicted_gain"] = s.predicted_gain();
+  j["spec_decode_round_ms"] = 1e3 * s.round_seconds;
+  json::Object steps;
+  for (size_t i = 0; i < s.kRows.size(); ++i)
+    steps[fmt::format("{}", s.kRows[i])] = 1e3 * s.seconds_by_rows[i];
+  j["spec_decode_step_ms"] = std::move(steps);
+}
+
 json::Object Report::to_json(const Row& row) const {
   const eval::BenchResult& r = row.result;
   json::Object j;
@@ -242,6 +255,7 @@ json::Object Report::to_json(const Row& row) const {
   j["samples_ns"] = std::move(samples_ns);
   j["samples_ts"] = std::move(samples_ts);
   if (row.drafting) bench_client::add_spec_decode(*row.drafting, j);
+  if (row.gauge) add_gauge(*row.gauge, j);
   if (!drafts_) add_limits(row, j);
   return j;
 }
@@ -388,11 +402,12 @@ Status run_plan(const Options& o, const Plan& plan, Report& report, Context& con
   return {};
 }
 
-// With speculation, tests run as requests to an engine.
-Status run_drafting(const Options& o, const Plan& plan, Report& report, Context& context) {
+// With speculation or --engine, tests run as requests to an engine.
+Status run_engine(const Options& o, const Plan& plan, Report& report, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(plan.model));
   FRESHET_ASSIGN_OR_RETURN(EngineOptions e, engine_options(o.run, path));
   e.threads = plan.threads;
+  e.load_format = o.load_format;
   e.max_num_seqs = 1;
   for (const eval::BenchTest& t : plan.tests) {
     e.max_model_len = std::max(e.max_model_len, static_cast<int>(t.context()) + 2);
@@ -420,6 +435,7 @@ Status run_drafting(const Options& o, const Plan& plan, Report& report, Context&
                              eval::run_engine_bench(*engine, test, o.repetitions, goes_on));
     row.result = std::move(bench.result);
     row.drafting = bench_client::spec_decode_of(bench.drafting);
+    if (engine->max_drafts() > 0) row.gauge = bench.gauge;
     progress.clear();
     FRESHET_RETURN_IF_ERROR(report.add(row));
   }
@@ -431,15 +447,11 @@ Status bench(const Options& o, Context& context) {
   for (const Plan& plan : plans) FRESHET_RETURN_IF_ERROR(resolve_model(plan.model).status());
   const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
   FRESHET_ASSIGN_OR_RETURN(const std::string drafter, speculative_config(o.run.speculation));
-  if (!drafter.empty() && o.load_format != "auto") {
-    return invalid_argument(
-        "--speculative-config needs the model's own weights: leave out --load-format {}",
-        o.load_format);
-  }
-  Report report(o.json ? "json" : o.format, columns_of(plans), !drafter.empty(), context.out);
+  const bool engine = o.engine || !drafter.empty();
+  Report report(o.json ? "json" : o.format, columns_of(plans), engine, context.out);
   for (const Plan& plan : plans) {
-    FRESHET_RETURN_IF_ERROR(drafter.empty() ? run_plan(o, plan, report, context)
-                                            : run_drafting(o, plan, report, context));
+    FRESHET_RETURN_IF_ERROR(engine ? run_engine(o, plan, report, context)
+                                   : run_plan(o, plan, report, context));
   }
   return report.end();
 }
@@ -477,6 +489,9 @@ void add_bench(CLI::App& program, Context& context, Action& action) {
   c->add_option("--load-format", o->load_format,
                 "auto, or dummy:FORMAT: random weights with the shapes of MODEL/config.json")
       ->capture_default_str();
+  c->add_flag("--engine", o->engine,
+              "Run tests as requests to an engine, as --speculative-config does: what speculation "
+              "is compared with");
   add_examples(*c,
                "  freshet bench smollm2 -p 512,2048 -n 128 -pg 512,128\n"
                "  freshet bench model.gguf -p 0 -n 64 -d 0,4096 -t 1,2 -o json\n"

@@ -7,6 +7,7 @@
 #include "cli/model_path.h"
 #include "cli/options.h"
 #include "cli/workload_options.h"
+#include "layers/model.h"
 
 namespace freshet::cli {
 namespace bench_throughput_command {
@@ -17,6 +18,7 @@ struct Options {
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
   bool no_prefix_caching = false;
+  std::string load_format = "auto";
   WorkloadOptions workload;
   SamplingParams params;
   int samples = 1;
@@ -49,6 +51,7 @@ Status bench_throughput(const Options& o, Context& context) {
   e.max_num_seqs = o.max_num_seqs;
   e.max_num_batched_tokens = o.max_num_batched_tokens;
   e.enable_prefix_caching = !o.no_prefix_caching;
+  e.load_format = o.load_format;
   ProgressLine progress;
   if (!o.quiet) {
     e.on_progress = [&](const std::string& stage, double done) { progress.update(stage, done); };
@@ -59,6 +62,7 @@ Status bench_throughput(const Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const auto engine, open_on_device(o.run, progress, e, Engine::load));
   if (o.run.verbose) say(engine->memory_plan());
   const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
+  options.ids = engine->model().spec().vocab_size;
   options.stop = &context.interrupts.requested();
   FRESHET_ASSIGN_OR_RETURN(const bench_client::ThroughputResult result,
                            bench_client::bench_throughput(*engine, options));
@@ -94,6 +98,9 @@ void add_bench_throughput(CLI::App& bench, Context& context, Action& action) {
                 "large GPU)")
       ->check(CLI::Range(1, 1 << 20));
   c->add_flag("--no-enable-prefix-caching", o->no_prefix_caching, "Do not reuse cached prefixes");
+  c->add_option("--load-format", o->load_format,
+                "auto, or dummy:FORMAT: random weights with the shapes of MODEL/config.json")
+      ->capture_default_str();
   c->add_option("--output-json", o->output_json, "Write the results to this JSON file");
   c->add_flag("--disable-tqdm", o->quiet, "Show no progress");
   add_engine_options(*c, o->run);

@@ -111,6 +111,7 @@ void add_chat(CLI::App& program, Context& context, Action& action) {
   c->add_flag("--plain", o->plain, "Show answers as they are: no wrapped lines, no Markdown");
   c->add_flag("--stats", o->session.stats, "Print the speed of each answer to standard error");
   add_sampling_options(*c, o->sampling, 1024);
+  add_mmproj_option(*c, o->run);
   add_engine_options(*c, o->run);
   add_examples(*c,
                "  freshet chat smollm2\n"

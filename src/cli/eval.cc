@@ -16,6 +16,7 @@
 #include "eval/session.h"
 #include "media/features.h"
 #include "models/pooled_heads.h"
+#include "runtime/picture_settings.h"
 #include "tokenizer/tokenizer.h"
 
 namespace freshet::cli {
@@ -148,7 +149,7 @@ struct Wanted {
 };
 
 // The pictures of input `i`, made ready, and their places.
-Status read_pictures(const std::string& path, const Options& o, size_t i, Wanted& w) {
+Status read_pictures(const loader::Checkpoint& checkpoint, const Options& o, size_t i, Wanted& w) {
   const ModelInput& input = w.inputs[i];
   std::vector<media::ImageInput>& pictures = w.pictures[i];
   if (!input.has_pictures()) return {};
@@ -157,7 +158,7 @@ Status read_pictures(const std::string& path, const Options& o, size_t i, Wanted
   const bool processes = input.pixels.values.empty() || o.features;
   media::ImageSettings settings;
   if (processes) {
-    FRESHET_ASSIGN_OR_RETURN(settings, media::load_image_settings(path));
+    FRESHET_ASSIGN_OR_RETURN(settings, runtime::picture_settings(checkpoint));
   }
   if (input.pixels.values.empty()) {
     FRESHET_ASSIGN_OR_RETURN(pictures,
@@ -180,7 +181,7 @@ Result<Wanted> read_wanted(const Options& o) {
   Wanted w;
   FRESHET_ASSIGN_OR_RETURN(w.inputs, read_inputs(o));
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
-  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(path));
+  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(path, o.run.mmproj));
   FRESHET_ASSIGN_OR_RETURN(w.spec, read_spec(checkpoint));
   FRESHET_RETURN_IF_ERROR(add_features(w.inputs, path, w.spec));
   w.sound_features = o.features;
@@ -190,7 +191,7 @@ Result<Wanted> read_wanted(const Options& o) {
   for (size_t i = 0; i < w.inputs.size(); ++i) {
     const std::string where = fmt::format("{}, list {}", o.inputs + o.input, i);
     FRESHET_RETURN_IF_ERROR(check_input(w.inputs[i], w.spec).with_context(where));
-    FRESHET_RETURN_IF_ERROR(read_pictures(path, o, i, w).with_context(where));
+    FRESHET_RETURN_IF_ERROR(read_pictures(checkpoint, o, i, w).with_context(where));
     w.longest = std::max(w.longest, std::ssize(w.inputs[i].ids));
     w.tokens += std::ssize(w.inputs[i].ids);
   }
@@ -225,6 +226,7 @@ Status eval_logits(const Options& o, Context& context) {
                                                         .states = whole,
                                                         .encodes = true}));
   FRESHET_ASSIGN_OR_RETURN(auto writer, eval::SafetensorsWriter::create(o.output, w.entries()));
+  FRESHET_RETURN_IF_ERROR(eval::reserve_tower(session->loaded()->model(), w.pictures));
   const Interrupts::Handler on_interrupt(context.interrupts, [] {});
   ProgressLine progress;
   int64_t done = 0;
@@ -337,6 +339,7 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
       "--features", l->features,
       "Also write what is made of audio_i and image_i_k: input_features_i, pixel_values_i");
   logits->add_flag("--json", l->json, "Print what was written as JSON");
+  add_mmproj_option(*logits, l->run);
   add_compute_options(*logits, l->run);
   add_examples(*logits,
                "  freshet eval logits model/ --ids ids.json -o logits.safetensors --reference\n"

@@ -167,8 +167,19 @@ Status add_features(std::vector<ModelInput>& inputs, const std::string& folder,
   return {};
 }
 
-Request request_of(const ModelInput& input) {
+Result<Request> request_of(const ModelInput& input, const Engine& engine) {
   Request request;
+  if (input.has_pictures()) {
+    const PictureReading* const reading = engine.pictures();
+    if (reading == nullptr) return invalid_argument("pictures, but the model reads none here");
+    if (input.images.empty()) return invalid_argument("pixel_values alone: give image_i_k");
+    FRESHET_ASSIGN_OR_RETURN(
+        std::vector<media::ImageInput> pictures,
+        eval::process_pictures(input.images, reading->settings, *engine.model().spec().vision));
+    for (media::ImageInput& picture : pictures)
+      request.pictures.push_back(std::make_shared<const media::ImageInput>(std::move(picture)));
+  }
+
   request.prompt = input.ids;
   request.token_type_ids = input.token_type_ids;
   request.encoder_ids = input.encoder_ids;

@@ -38,7 +38,8 @@ Result<std::vector<ModelInput>> read_model_inputs(const std::string& path);
 // Makes the features of inputs with audio, as the files in the model's folder say.
 Status add_features(std::vector<ModelInput>& inputs, const std::string& folder,
                     const ModelSpec& spec);
-// What the engine is asked for an input; without parameters.
-Request request_of(const ModelInput& input);
+// What the engine is asked for an input; without parameters. Pictures are made ready as the model's
+// files say.
+Result<Request> request_of(const ModelInput& input, const Engine& engine);
 
 }  // namespace freshet::cli

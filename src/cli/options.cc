@@ -54,6 +54,12 @@ void add_compute_options(CLI::App& c, RunOptions& o) {
       ->group(kRareGroup);
 }
 
+void add_mmproj_option(CLI::App& c, RunOptions& o) {
+  c.add_option("--mmproj", o.mmproj,
+               "The tower for pictures of a GGUF model: the mmproj .gguf file that belongs to it")
+      ->group("Pictures");
+}
+
 namespace {
 
 void add_tier_options(CLI::App& c, RunOptions& o) {
@@ -186,6 +192,7 @@ eval::SessionOptions session_options(const RunOptions& o, const std::string& pat
   s.reference = o.reference;
   s.force_kernels = o.force_kernels;
   s.weight_cache_dir = weight_cache_of(o, path);
+  s.mmproj = o.mmproj;
   s.kv_cache_dtype = o.kv_cache_dtype;
   s.kv_cache_skip_layers = o.kv_cache_skip_layers;
   return s;
@@ -202,6 +209,7 @@ Result<EngineOptions> engine_options(const RunOptions& o, const std::string& pat
   e.reference = o.reference;
   e.force_kernels = o.force_kernels;
   e.weight_cache_dir = weight_cache_of(o, path);
+  e.mmproj = o.mmproj;
   e.kv_cache_dtype = o.kv_cache_dtype;
   e.kv_cache_skip_layers = o.kv_cache_skip_layers;
   e.kv_eviction = o.kv_eviction;

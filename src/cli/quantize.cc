@@ -340,7 +340,9 @@ void add_quantize(CLI::App& program, Context& context, Action& action) {
       ->capture_default_str();
   c->add_flag("--parse-special", o->windows.parse_special,
               "Special tokens that are spelled out in the calibration text are tokens");
-  c->add_option("--memory", o->memory, "Memory for activations; what is beyond goes to disk")
+  c->add_option("--memory", o->memory,
+                "Memory for activations, beyond which they go to disk, and for the "
+                "second moments of a layer's experts")
       ->capture_default_str();
   c->add_option("--evaluate", o->evaluate,
                 "A text, not that of the calibration, to measure the loss on (may be repeated)")

@@ -238,7 +238,12 @@ Status Runner::add_prompts(const What& what) {
   if (!o_.inputs_file.empty()) {
     FRESHET_ASSIGN_OR_RETURN(std::vector<ModelInput> inputs, read_model_inputs(o_.inputs_file));
     FRESHET_RETURN_IF_ERROR(add_features(inputs, engine_.model_path(), engine_.model().spec()));
-    for (ModelInput& input : inputs) requests_.push_back(request_of(input));
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      auto request = request_of(inputs[i], engine_);
+      if (!request.ok())
+        return request.status().with_context(fmt::format("{}, list {}", o_.inputs_file, i));
+      requests_.push_back(std::move(*request));
+    }
     for (const Request& request : requests_) prompts_.push_back(request.prompt);
     return {};
   }
@@ -267,7 +272,7 @@ Result<std::unique_ptr<Generation>> Runner::start(size_t index) {
   Request request;
   if (!requests_.empty()) request = std::move(requests_[index]);
   request.prompt = prompts_[index];
-  request.pictures = pictures_;
+  if (!pictures_.empty()) request.pictures = pictures_;
   request.params = params_;
   const int room = engine_.max_model_len() - static_cast<int>(request.prompt.size());
   if (!o_.sampling.max_tokens_given && room > 0)
@@ -485,6 +490,7 @@ void add_run(CLI::App& program, Context& context, Action& action) {
               "On a terminal: print the answer as it is, without wrapped lines and Markdown");
   c->add_flag("--stats", o->stats, "Print the speed to standard error (default on a terminal)");
   add_sampling_options(*c, o->sampling, 256);
+  add_mmproj_option(*c, o->run);
   add_engine_options(*c, o->run);
   add_examples(*c,
                "  freshet run \"Once upon a time\"\n"

@@ -50,7 +50,8 @@ Result<std::string> speculative_config(const SpeculativeOptions& o) {
     FRESHET_ASSIGN_OR_RETURN(config["model"], resolve_model(std::string(model->as_string())));
   }
   std::string text = json::write(json::Value(std::move(config)));
-  const auto read = speculative::parse_config(text);
+  auto read = speculative::parse_config(text);
+  if (!read.ok()) read = speculative::parse_config(text, true);
   if (read.ok() && read->acceptance.method == Acceptance::kSynthetic) {
     log_warning(
         "rejection_sample_method synthetic keeps drafts whatever they are: the text is "

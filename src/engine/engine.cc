@@ -10,16 +10,15 @@
 
 #include "base/log.h"
 #include "base/units.h"
-#include "engine/memory.h"
+#include "engine/engine_plan.h"
 #include "engine/picture_text.h"
-#include "engine/plan.h"
 #include "engine/prefix_files.h"
-#include "engine/retention.h"
-#include "engine/sparse.h"
 #include "engine/step_loop.h"
 #include "engine/tiers.h"
+#include "layers/vision_tower.h"
 #include "models/pooled_heads.h"
 #include "runtime/loaded_model.h"
+#include "runtime/picture_settings.h"
 #include "speculative/draft_runner.h"
 #include "speculative/length_controller.h"
 #include "speculative/registry.h"
@@ -51,7 +50,28 @@ struct Engine::Impl {
 
   Status open_tiers(const EngineOptions& options, const loader::Checkpoint& checkpoint,
                     const KvStorage& storage, engine::StepLoopOptions& l);
+  Status load_drafter(const runtime::LoadOptions& loading, const loader::Checkpoint& checkpoint,
+                      ops::KvType type);
+  Status reserve_tower() const;
 };
+
+Status Engine::Impl::load_drafter(const runtime::LoadOptions& loading,
+                                  const loader::Checkpoint& checkpoint, ops::KvType type) {
+  FRESHET_ASSIGN_OR_RETURN(
+      drafter, speculative::make_drafter({*speculation, loading, checkpoint, *loaded,
+                                          loaded->shared_compute(), type, plan.max_model_len,
+                                          plan.max_num_seqs, plan.max_num_batched_tokens,
+                                          plan.cache_tokens()}));
+  return loaded->model().capture(drafter->needs().boundaries);
+}
+
+// The tower's memory on a device, before its first step.
+Status Engine::Impl::reserve_tower() const {
+  if (!reading || loaded->compute().device() == nullptr) return {};
+  VisionTower& tower = *loaded->model().vision();
+  return tower.reserve(
+      runtime::planned_positions(reading->settings, tower.spec(), plan.max_model_len));
+}
 
 // Opens the tiers over the cache, if any are wanted, and tells the loop's options.
 Status Engine::Impl::open_tiers(const EngineOptions& options, const loader::Checkpoint& checkpoint,
@@ -70,10 +90,8 @@ Status Engine::Impl::open_tiers(const EngineOptions& options, const loader::Chec
 
 namespace {
 
-constexpr int kFewCores = 4;  // with up to this many threads, steps are shorter
-
+using engine::CacheLayout;
 using engine::MemoryPlan;
-using engine::PlanRequest;
 using loader::Checkpoint;
 
 struct Vocabulary {
@@ -130,20 +148,12 @@ std::vector<int32_t> read_decoder_start(const Checkpoint& checkpoint) {
 }
 
 // How pictures are taken; nothing if the model has no tower, or not on this device.
-Result<std::optional<PictureReading>> picture_reading(const std::string& folder, Model& model) {
+Result<std::optional<PictureReading>> picture_reading(std::optional<media::ImageSettings> settings,
+                                                      Model& model) {
   const std::shared_ptr<const VisionSpec>& vision = model.spec().vision;
-  if (vision == nullptr) return std::optional<PictureReading>();
-  if (model.vision() == nullptr) {
-    log_warning("pictures are read on the CPU only: here the model takes text (--device cpu)");
+  if (vision == nullptr || !settings || model.vision() == nullptr)
     return std::optional<PictureReading>();
-  }
-  if (vision->cross) {
-    log_warning("{} reads pictures by cross-attention, which requests cannot use: it takes text",
-                model.spec().architecture);
-    return std::optional<PictureReading>();
-  }
-  FRESHET_ASSIGN_OR_RETURN(media::ImageSettings settings, media::load_image_settings(folder));
-  return std::optional(PictureReading{std::move(settings), vision->image_token});
+  return std::optional(PictureReading{std::move(*settings), vision->image_token});
 }
 
 Result<std::optional<speculative::Config>> read_speculation(const EngineOptions& options,
@@ -157,8 +167,9 @@ Result<std::optional<speculative::Config>> read_speculation(const EngineOptions&
     return invalid_argument("--speculative-config is for models that write text: {} does not",
                             spec.architecture);
   }
-  FRESHET_ASSIGN_OR_RETURN(speculative::Config config,
-                           speculative::parse_config(options.speculative_config));
+  FRESHET_ASSIGN_OR_RETURN(
+      speculative::Config config,
+      speculative::parse_config(options.speculative_config, options.load_format != "auto"));
   if (spec.vision != nullptr && speculative::find_method(config.method)->cost != nullptr) {
     return unsupported("{} reads pictures, which drafters with weights do not: draft with ngram",
                        spec.architecture);
@@ -181,129 +192,10 @@ runtime::LoadOptions load_options(const EngineOptions& options) {
   o.force_kernels = options.force_kernels;
   o.model = options.model;
   o.weight_cache_dir = options.weight_cache_dir;
+  o.mmproj = options.mmproj;
+  o.load_format = options.load_format;
   o.on_progress = options.on_progress;
   return o;
-}
-
-// The size of the packed weights; some formats take more bytes than in the file.
-size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
-                    const ops::Device* device) {
-  size_t bytes = 0;
-  for (const loader::TensorSource& t : checkpoint.tensors()) {
-    size_t packed = t.bytes;
-    if (t.dtype == "F8_E4M3") packed += t.bytes / 32;  // an F32 scale for each 128 numbers
-    if (device != nullptr && t.format && t.shape.size() > 1) {
-      const int64_t cols = t.shape.back(), rows = t.elements() / std::max<int64_t>(cols, 1);
-      const bool table = rows == spec.vocab_size && cols == spec.embedding_size;
-      const auto use = table ? ops::Use::kTable : ops::Use::kProducts;
-      const int64_t there = device->packed_bytes(*t.format, rows, cols, use);
-      packed = std::max(packed, static_cast<size_t>(there));
-    }
-    bytes += packed;
-  }
-  // Routers are kept in F32, on a GPU in BF16 too: 4 bytes per number more than in the file.
-  for (const LayerSpec& layer : spec.layers) {
-    const MoeSpec* const moe = layer.find<MoeSpec>();
-    if (moe == nullptr) continue;
-    bytes += sizeof(float) * static_cast<size_t>(moe->routing.experts) *
-             static_cast<size_t>(spec.hidden_size);
-  }
-  return bytes;
-}
-
-// The memory that a host tier leaves; 0: not known.
-Result<size_t> memory_beside(size_t host_tier) {
-  const size_t available = engine::available_memory();
-  if (available == 0 || host_tier < available) return available - std::min(available, host_tier);
-  return resource_exhausted(
-      "{} of host memory for the cache's blocks, {} available: a smaller --kv-offloading-size is "
-      "needed",
-      format_bytes(host_tier), format_bytes(available));
-}
-
-struct CacheLayout {
-  KvTypes types;
-  KvCacheSpec kv;
-  engine::UsualRetention retention;
-  kv_cache::SparseAttention sparse;
-};
-
-Result<CacheLayout> cache_layout(const EngineOptions& options, const runtime::Compute& compute,
-                                 const ModelSpec& spec) {
-  CacheLayout layout;
-  FRESHET_ASSIGN_OR_RETURN(layout.types, runtime::kv_types(compute, options.kv_cache_dtype,
-                                                           options.kv_cache_skip_layers, spec));
-  layout.kv = kv_cache_spec(spec, layout.types);
-  FRESHET_ASSIGN_OR_RETURN(
-      layout.retention, engine::usual_retention(options, compute.device() != nullptr, layout.kv));
-  FRESHET_ASSIGN_OR_RETURN(layout.sparse, engine::usual_sparse(options, compute.device() != nullptr,
-                                                               spec.vision != nullptr, layout.kv));
-  return layout;
-}
-
-Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
-                               const ModelSpec& spec, const speculative::Config* speculation,
-                               size_t host_tier, const CacheLayout& layout,
-                               runtime::Compute& compute) {
-  const ops::KvType type = layout.types.type;
-  PlanRequest r;
-  r.one_step = reads_both_ways(spec);
-  speculative::DrafterCost drafter;
-  if (speculation != nullptr) {
-    const auto cost = speculative::find_method(speculation->method)->cost;
-    if (cost != nullptr) {
-      FRESHET_ASSIGN_OR_RETURN(drafter, cost({*speculation, spec, checkpoint, compute, type}));
-    }
-    r.drafter_weights = drafter.weights;
-    if (drafter.model)
-      r.drafter_bytes_per_token = speculative::cache_bytes_per_token(*drafter.model, type);
-  }
-  r.weights = packed_bytes(checkpoint, spec, compute.device());
-  r.model_context = spec.max_context;
-  if (spec.learned_positions > 0) {
-    r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);
-  }
-  r.vocab_size = spec.generates ? spec.vocab_size : 0;
-  r.hidden_size = spec.hidden_size;
-  r.kv = layout.kv;
-  r.max_slots = layout.retention.max_slots;
-  r.checkpoint_share = options.enable_prefix_caching ? options.state_checkpoint_share : 0.0;
-  if (speculation != nullptr) r.state_slots = 1 + speculation->limit();
-  FRESHET_ASSIGN_OR_RETURN(r.available, memory_beside(host_tier));
-  FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
-  if (const ops::Device* device = compute.device()) {
-    const double share = std::clamp(options.gpu_memory_utilization, 0.05, 1.0);
-    r.available = std::min(device->free_bytes(),
-                           static_cast<size_t>(static_cast<double>(device->total_bytes()) * share));
-    r.kv_share = 1.0;
-    r.steps = engine::Steps::kLarge;
-  } else if (compute.pool().size() <= kFewCores) {
-    r.steps = engine::Steps::kShort;
-  }
-  r.max_model_len = options.max_model_len;
-  r.kv_cache_memory = options.kv_cache_memory;
-  r.max_num_seqs = options.max_num_seqs;
-  r.max_num_batched_tokens = options.max_num_batched_tokens;
-  r.workspace = [&](int64_t tokens, int64_t rows, int64_t context) {
-    std::vector<runtime::PlannedModel> models = {{spec, {tokens, rows, context}}};
-    if (speculation == nullptr) return runtime::workspace_bytes(compute, models);
-    const int64_t drafting =
-        speculative::draft_rows(*speculation, static_cast<int>(rows), static_cast<int>(tokens));
-    size_t buffers = drafter.bytes_per_row * static_cast<size_t>(drafting);
-    // States that the drafter reads are on the host, and on a device before.
-    buffers += (compute.device() != nullptr ? 2 : 1) * sizeof(float) *
-               static_cast<size_t>(drafter.boundaries * tokens * spec.hidden_size);
-    if (drafter.model) {
-      models.push_back({*drafter.model, {tokens, drafting, context}});
-      buffers += speculative::DraftRunner::buffer_bytes(*drafter.model, tokens, drafting);
-    }
-    return runtime::workspace_bytes(compute, models) + buffers;
-  };
-  auto plan = engine::make_plan(r);
-  if (plan.ok() || compute.device() == nullptr) return plan;
-  const Status& why = plan.status();
-  return Status(why.code(), fmt::format("{}: {}; use --device cpu to run on the CPU",
-                                        compute.device_name(), why.message()));
 }
 
 // `whole`: a prompt is one step, and its keys and values are of no use to another.
@@ -372,7 +264,8 @@ Result<std::unique_ptr<speculative::LengthController>> make_lengths(
   const speculative::LengthOptions options{
       .max_drafts = config.limit(),
       .fixed = config.num_speculative_tokens > 0,
-      .lookups = !config.lookups.empty() && !speculative::find_method(config.method)->looks_up};
+      .lookups = !config.lookups.empty() && !speculative::find_method(config.method)->looks_up,
+      .max_rows = std::min(plan.max_logit_rows, plan.max_num_batched_tokens)};
   auto lengths = std::make_unique<speculative::LengthController>(std::move(costs), options);
   drafter.use_costs(lengths->costs());
   return lengths;
@@ -437,16 +330,18 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   progress("reading the configuration", 0.0);
   auto impl = std::make_unique<Impl>();
   impl->model_path = options.model;
-  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model));
-  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
   const runtime::LoadOptions loading = load_options(options);
+  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, runtime::open_checkpoint(loading));
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, runtime::read_spec(checkpoint, loading));
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(loading));
-  FRESHET_ASSIGN_OR_RETURN(const CacheLayout layout, cache_layout(options, *compute, spec));
+  FRESHET_ASSIGN_OR_RETURN(const CacheLayout layout, engine::cache_layout(options, *compute, spec));
   FRESHET_ASSIGN_OR_RETURN(impl->speculation, read_speculation(options, spec));
   const speculative::Config* const speculation = impl->speculation ? &*impl->speculation : nullptr;
   FRESHET_ASSIGN_OR_RETURN(impl->tier_config, engine::tier_config(options));
-  FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, speculation,
-                                                   impl->tier_config.host_bytes, layout, *compute));
+  FRESHET_ASSIGN_OR_RETURN(const auto pictures, runtime::tower_settings(checkpoint, spec));
+  FRESHET_ASSIGN_OR_RETURN(
+      impl->plan, engine::plan_memory(options, loading, checkpoint, spec, speculation,
+                                      impl->tier_config.host_bytes, layout, pictures, *compute));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l,
                            loop_options(options, plan, layout, reads_both_ways(spec)));
@@ -462,17 +357,14 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(impl->loaded, runtime::LoadedModel::load(compute, checkpoint, loading));
   if (speculation != nullptr) {
     progress("loading the drafter", 0.0);
-    FRESHET_ASSIGN_OR_RETURN(
-        impl->drafter,
-        speculative::make_drafter({*speculation, loading, checkpoint, *impl->loaded, compute,
-                                   layout.types.type, plan.max_model_len, plan.max_num_seqs,
-                                   plan.max_num_batched_tokens, plan.cache_tokens()}));
-    FRESHET_RETURN_IF_ERROR(impl->loaded->model().capture(impl->drafter->needs().boundaries));
+    FRESHET_RETURN_IF_ERROR(impl->load_drafter(loading, checkpoint, layout.types.type));
     l.drafter = impl->drafter.get();
     set_drafting(*speculation, options, l);
   }
   FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
       {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));
+  FRESHET_ASSIGN_OR_RETURN(impl->reading, picture_reading(pictures, impl->loaded->model()));
+  FRESHET_RETURN_IF_ERROR(impl->reserve_tower());
   FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(layout.kv, plan.blocks));
   if (speculation != nullptr) {
     progress("measuring the model's steps", 0.0);
@@ -488,7 +380,6 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   l.eos = end_ids(checkpoint, words, spec.vocab_size);
   FRESHET_ASSIGN_OR_RETURN(l.heads, models::read_pooled_heads(checkpoint, spec));
   impl->heads = l.heads;
-  FRESHET_ASSIGN_OR_RETURN(impl->reading, picture_reading(options.model, impl->loaded->model()));
   l.picture_cache_bytes = options.picture_cache_bytes;
   impl->tokenizer.emplace(std::move(words.tokenizer));
   impl->has_tokenizer = words.real;

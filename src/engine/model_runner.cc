@@ -13,7 +13,8 @@ using scheduler::Step;
 using scheduler::StepItem;
 
 Result<ModelRunner> ModelRunner::create(Model& model, KvStorage cache, int max_tokens,
-                                        int max_logit_rows, int boundaries, Memory* host_memory) {
+                                        int max_logit_rows, int boundaries, bool states_ahead,
+                                        Memory* host_memory) {
   if (model.spec().vocab_size > kMostVocab) {
     return unsupported("a vocabulary of {}: at most {} can be sampled from",
                        model.spec().vocab_size, kMostVocab);
@@ -24,19 +25,21 @@ Result<ModelRunner> ModelRunner::create(Model& model, KvStorage cache, int max_t
   FRESHET_ASSIGN_OR_RETURN(
       Buffer sampled,
       Buffer::allocate(2 * static_cast<size_t>(max_logit_rows) * sizeof(int32_t), host_memory));
-  const auto state_bytes = static_cast<size_t>(max_tokens) *
+  const bool twice = states_ahead && model.samples();
+  const auto state_bytes = static_cast<size_t>(twice ? 2 : 1) * static_cast<size_t>(max_tokens) *
                            static_cast<size_t>(model.spec().hidden_size) * sizeof(float);
-  FRESHET_ASSIGN_OR_RETURN(Buffer states, Buffer::allocate(state_bytes));
+  FRESHET_ASSIGN_OR_RETURN(Buffer states,
+                           Buffer::allocate(state_bytes, twice ? host_memory : nullptr));
   std::vector<Buffer> inner(static_cast<size_t>(boundaries));
   for (Buffer& buffer : inner) {
     FRESHET_ASSIGN_OR_RETURN(buffer, Buffer::allocate(state_bytes, host_memory));
   }
   return ModelRunner(model, std::move(cache), std::move(logits), std::move(sampled),
-                     std::move(states), std::move(inner));
+                     std::move(states), std::move(inner), twice);
 }
 
 ModelRunner::ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer sampled,
-                         Buffer states, std::vector<Buffer> boundaries)
+                         Buffer states, std::vector<Buffer> boundaries, bool states_twice)
     : model_(&model),
       cache_(std::move(cache)),
       logits_(std::move(logits)),
@@ -46,7 +49,14 @@ ModelRunner::ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer sa
       vocab_(model.spec().vocab_size),
       axes_(position_axes(model.spec())) {
   for (Turn& turn : turns_) turn.batch.tables.resize(cache_.spec().groups.size());
-  for (Buffer& buffer : boundaries_) boundary_data_.push_back(buffer.as<float>());
+  for (size_t turn = 0; turn < 2; ++turn) {
+    const size_t place = states_twice ? turn : 0;
+    const auto at = [&](Buffer& b) {
+      return b.as<float>() + place * (b.size() / sizeof(float) / 2);
+    };
+    state_data_[turn] = at(states_);
+    for (Buffer& buffer : boundaries_) boundary_data_[turn].push_back(at(buffer));
+  }
 }
 
 void ModelRunner::clear(Turn& turn, const Step& step) {
@@ -225,8 +235,8 @@ void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler,
   FRESHET_CHECK(std::ssize(b.logit_rows) * vocab_ * 4 <= static_cast<int64_t>(logits_.size()),
                 "{} rows of logits", b.logit_rows.size());
   auto* sampled = sampled_.as<int32_t>() + static_cast<size_t>(started_) * sampled_.size() / 8;
-  turn.results = {logits_.as<float>(), states ? states_.as<float>() : nullptr, sampled,
-                  boundary_data_};
+  turn.results = {logits_.as<float>(), states ? state_data_[started_] : nullptr, sampled,
+                  boundary_data_[started_]};
   model_->start(b, cache_, turn.results, started_);
 }
 
@@ -254,13 +264,13 @@ int32_t ModelRunner::sampled(size_t item, int32_t row) const {
 std::span<const float> ModelRunner::state(size_t item, int32_t i) const {
   const auto hidden = static_cast<size_t>(model_->spec().hidden_size);
   const auto token = static_cast<size_t>(turns_[finished_].first_token[item] + i);
-  return {states_.as<float>() + token * hidden, hidden};
+  return {state_data_[finished_] + token * hidden, hidden};
 }
 
 const float* ModelRunner::boundary(size_t which, size_t item, int32_t i) const {
   const auto hidden = static_cast<size_t>(model_->spec().hidden_size);
   const auto token = static_cast<size_t>(turns_[finished_].first_token[item] + i);
-  return boundary_data_[which] + token * hidden;
+  return boundary_data_[finished_][which] + token * hidden;
 }
 
 }  // namespace freshet::engine

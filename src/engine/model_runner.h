@@ -25,9 +25,10 @@ class ModelRunner {
  public:
   // `model` must outlive the runner and have reserved what such steps need. host_memory: where
   // results are written; nullptr for the heap.
-  // `boundaries`: how many inner states each token has (Model::capture()).
+  // `boundaries`: how many inner states each token has (Model::capture()). `states_ahead`: whether
+  // a step may be started while the states and boundaries of the one in front are still read.
   static Result<ModelRunner> create(Model& model, KvStorage cache, int max_tokens,
-                                    int max_logit_rows, int boundaries,
+                                    int max_logit_rows, int boundaries, bool states_ahead,
                                     Memory* host_memory = nullptr);
 
   // The sampling descriptor (ops/sample.h) of an item's row of logits; its lists are appended to
@@ -82,7 +83,7 @@ class ModelRunner {
   };
 
   ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer sampled, Buffer states,
-              std::vector<Buffer> boundaries);
+              std::vector<Buffer> boundaries, bool states_twice);
   void clear(Turn& turn, const scheduler::Step& step);
   void add(Turn& turn, size_t item, const scheduler::StepItem& part,
            const scheduler::Sequence& sequence, const Pictures& pictures);
@@ -97,11 +98,13 @@ class ModelRunner {
 
   Model* model_;
   KvStorage cache_;
-  Buffer logits_;                   // [max_logit_rows, vocab]
-  Buffer sampled_;                  // [2, max_logit_rows]
-  Buffer states_;                   // [max_tokens, hidden]; its pages are taken when first used
-  std::vector<Buffer> boundaries_;  // the same for each captured boundary
-  std::vector<float*> boundary_data_;
+  Buffer logits_;   // [max_logit_rows, vocab]
+  Buffer sampled_;  // [2, max_logit_rows]
+  // [max_tokens, hidden], or twice as much, one for each turn; its pages are taken when first used.
+  Buffer states_;
+  float* state_data_[2];                  // of each turn
+  std::vector<Buffer> boundaries_;        // the same for each captured boundary
+  std::vector<float*> boundary_data_[2];  // of each turn
   int64_t vocab_;
   int64_t axes_;  // of positions
   Turn turns_[2];

@@ -63,7 +63,9 @@ Result<PictureText> expand_pictures(std::string_view text, std::span<const Pictu
   prompt.ids = tokenizer.encode(expanded, options);
   prompt.pictures.assign(pictures.begin(), pictures.end());
   int64_t rows = 0;
-  for (const Picture& picture : pictures) rows += picture->text_rows;
+  // A model that reads by cross-attention has one token for a picture.
+  const bool one_each = reading.settings.family == media::ImageFamily::kMllama;
+  for (const Picture& picture : pictures) rows += one_each ? 1 : picture->text_rows;
   const int64_t found = std::ranges::count(prompt.ids, reading.token);
   if (found != rows) {
     return invalid_argument(

@@ -22,6 +22,8 @@ constexpr size_t kReserve = size_t{64} << 20;
 constexpr int kUsualLength = 2048;
 // At least this many rows of logits, so that prompt log-probabilities get chunks of a useful size.
 constexpr int kMinLogitRows = 16;
+// With drafts, room for all of them in steps of up to this many rows.
+constexpr int kDraftedRows = 128, kLargeDraftedRows = 512;
 // Default limits of a step.
 constexpr int kStepSeqs = 256, kStepTokens = 2048, kShortStepTokens = 512;
 constexpr int kLargeStepSeqs = 1024, kLargeStepTokens = 8192;
@@ -131,8 +133,12 @@ void size_step(const PlanRequest& r, MemoryPlan& plan) {
   const int64_t useful = int64_t{plan.max_model_len} * r.max_num_seqs;
   plan.max_num_batched_tokens =
       static_cast<int>(std::min<int64_t>(r.max_num_batched_tokens, useful));
-  plan.max_logit_rows =
-      std::min(std::max(r.max_num_seqs, kMinLogitRows), plan.max_num_batched_tokens);
+  const int64_t drafted =
+      std::min<int64_t>(int64_t{r.max_num_seqs} * (1 + r.drafts),
+                        r.steps == Steps::kLarge ? kLargeDraftedRows : kDraftedRows);
+  plan.max_logit_rows = std::min(
+      std::max({r.max_num_seqs, kMinLogitRows, r.drafts > 0 ? static_cast<int>(drafted) : 0}),
+      plan.max_num_batched_tokens);
   plan.workspace =
       r.workspace(plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len);
   plan.logits =

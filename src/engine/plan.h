@@ -34,6 +34,7 @@ struct PlanRequest {
   // of the cache for checkpoints (kv_cache/block_cache.h).
   int state_slots = 1;
   double checkpoint_share = 0.25;
+  int drafts = 0;                      // most drafts of a sequence in a step: rows of logits
   size_t drafter_weights = 0;          // bytes
   size_t drafter_bytes_per_token = 0;  // of a drafter's cache, for each token that the cache holds
   size_t available = 0;                // 0: unknown, everything fits

@@ -118,6 +118,15 @@ std::optional<RequestError> find_picture_error(const Request& r, const RequestLi
     return wrong("kv_eviction", "a prompt with pictures keeps all keys: leave out kv_eviction");
   const auto placed = place_request(r, *limits.spec);
   if (!placed.ok()) return wrong("prompt", "{}", placed.status().message());
+  if (limits.spec->vision->image_token >= limits.vocab && r.params.prompt_logprobs >= 0)
+    return wrong("prompt_logprobs", "the token of pictures has no log-probability here");
+  if (limits.spec->vision->cross) {
+    const int64_t rows = cross_rows_of(r, *limits.spec), most = most_cross_rows(*limits.spec);
+    if (rows > most) {
+      return wrong("prompt", "{} pictures: the model reads at most {} at once", r.pictures.size(),
+                   std::ssize(r.pictures) * most / rows);
+    }
+  }
   if (!sees_whole_pictures(*limits.spec)) return {};
   for (const runtime::PicturePlace& place : placed->places) {
     if (place.count <= limits.most_tokens_together) continue;
@@ -154,8 +163,10 @@ std::optional<RequestError> find_error(const Request& r, const RequestLimits& li
         "the prompt has {} tokens; at most {} leave room for a new token (max_model_len {})",
         length, limits.max_model_len - 1, limits.max_model_len);
   }
+  // The token of pictures may lie behind the vocabulary.
+  const int32_t image = r.pictures.empty() || !limits.sees ? -1 : limits.spec->vision->image_token;
   for (const int32_t id : r.prompt) {
-    if (id < 0 || id >= limits.vocab) {
+    if (id < 0 || (id >= limits.vocab && id != image)) {
       return wrong("prompt", "token id {} in the prompt: the model has ids 0 to {}", id,
                    limits.vocab - 1);
     }

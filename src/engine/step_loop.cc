@@ -15,7 +15,7 @@ int64_t now_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(t).count();
 }
 
-// Whose text a sequence is: one tenant's, under one salt of the cache.
+// The owner of a sequence's cached blocks: its tenant and cache salt.
 uint64_t owner_of(const scheduler::Sequence& s) {
   return s.request->tenant * 0x9E3779B97F4A7C15 ^ std::hash<std::string>()(s.request->salt);
 }
@@ -33,7 +33,7 @@ StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, T
       token_types_(model.spec().token_types),
       encoder_(limits_of(model.spec().encoder.get())),
       spec_(model.spec()),
-      sees_(model.vision() != nullptr && !model.spec().vision->cross),
+      sees_(model.vision() != nullptr),
       tower_(model.vision(), options.picture_cache_bytes),
       pool_(pool),
       blocks_(std::move(blocks)),
@@ -63,13 +63,13 @@ Result<std::unique_ptr<StepLoop>> StepLoop::start(const StepLoopOptions& options
   cache_options.hash_seed = options.seed;
   cache_options.timed_share = options.timed_share;
   auto blocks = std::make_unique<kv_cache::BlockCache>(std::move(cache_options));
-  const size_t boundaries =
-      options.drafter != nullptr ? options.drafter->needs().boundaries.size() : 0;
+  const speculative::StateNeeds needs =
+      options.drafter != nullptr ? options.drafter->needs() : speculative::StateNeeds();
   FRESHET_ASSIGN_OR_RETURN(
       ModelRunner runner,
       ModelRunner::create(model, std::move(cache), options.scheduler.max_num_batched_tokens,
-                          options.scheduler.max_logit_rows, static_cast<int>(boundaries),
-                          host_memory));
+                          options.scheduler.max_logit_rows,
+                          static_cast<int>(needs.boundaries.size()), needs.any(), host_memory));
   FRESHET_ASSIGN_OR_RETURN(auto scheduler, scheduler::Scheduler::create(scheduling, *blocks));
   std::unique_ptr<StepLoop> loop(new StepLoop(options, tokenizer, pool, std::move(blocks),
                                               std::move(scheduler), std::move(runner), model));
@@ -255,14 +255,7 @@ void StepLoop::run() {
         }
         return descriptor;
       },
-      [&](size_t i) {
-        const Request& r = step.requests[i]->request;
-        EncoderInput input;
-        input.ids = r.encoder_ids;
-        input.features = r.features.data();
-        input.frames = r.frames;
-        return input;
-      },
+      [&](size_t i) { return encoder_input(*step.requests[i]); },
       [&](size_t i) { return pictures_of(*step.requests[i]); });
   // With a step in front, the rows are listed when its tokens are known (commit).
   if (in_flight_.size() == 1) list_rows(step);
@@ -309,7 +302,7 @@ void StepLoop::commit(StepInFlight& step) {
                                  static_cast<double>(now_us() - step.started_at) * 1e-6);
   }
   time_step(step, tokens - step.prompt_tokens);
-  if (options_.drafter != nullptr && !step.runs_ahead) show_rows(step);
+  if (options_.drafter != nullptr && (needs_.any() || !step.runs_ahead)) show_rows(step);
   for (const scheduler::SequenceId id : scheduler_->take_ended()) {
     if (options_.drafter != nullptr) options_.drafter->forget(id);
     if (options_.lengths != nullptr) options_.lengths->forget(id);
@@ -445,17 +438,17 @@ void StepLoop::list_rows(StepInFlight& step) {
   for (const RowTask& task : step.tasks) task.output->expect(task);
 }
 
-// A drafter has to see every token before the next step, unless it is not asked.
+// A drafter that will be asked has to see every token before the next step.
 bool StepLoop::may_run_ahead(const StepInFlight& step) const {
-  const bool drafts = options_.drafter != nullptr &&
-                      (needs_.any() || options_.lengths == nullptr || !options_.lengths->resting());
+  const bool drafts =
+      options_.drafter != nullptr && (options_.lengths == nullptr || !options_.lengths->resting());
   return runner_.overlaps() && !drafts &&
          std::ranges::all_of(step.tasks, [this](const RowTask& task) {
            return task.output->may_run_ahead(task, runner_);
          });
 }
 
-// The request has all it asked for.
+// Removes a request that is complete, and reports it to the client.
 void StepLoop::retire(uint64_t id) {
   const auto node = live_.extract(id);
   const LiveRequest& live = *node.mapped();
@@ -542,7 +535,7 @@ void StepLoop::begin(uint64_t id, Request request) {
   if (!sequence.ok()) end_request(id, FinishReason::kError, sequence.status());
 }
 
-// ---- books -----------------------------------------------------------------------------------
+// ---- statistics ------------------------------------------------------------------------------
 
 void StepLoop::count_step(int64_t tokens) {
   const auto& bounds = EngineStats::kStepTokens;

@@ -1,4 +1,4 @@
-// The engine's inside: one thread that makes steps. A step is five verbs:
+// The engine core: one thread that makes steps. A step has five phases:
 //
 //   draft     a drafter, if there is one, proposes tokens for the sequences that decode
 //   schedule  the scheduler decides which tokens of which sequences run
@@ -6,11 +6,11 @@
 //   verify    rows of results become accepted tokens, in parallel
 //   commit    tokens go to the scheduler and to the clients
 //
-// What a request makes of a step is its outputs' affair (outputs/request_output.h): the loop knows
-// requests, but not their kinds. If the model samples tokens itself and no output needs more (a
+// Requests implement their part of a step as outputs (outputs/request_output.h); the loop doesn't
+// depend on the kind of a request. If the model samples tokens itself and no output needs more (a
 // grammar, log-probabilities), a step runs ahead: the next one is scheduled and started before its
-// tokens are known. Sequences are expected to go on, and the model takes their tokens from where it
-// left them. Results of a sequence that ended meanwhile are dropped.
+// tokens are known. It assumes that all sequences go on, and the model reads their new tokens where
+// it wrote them. Results of a sequence that ended meanwhile are dropped.
 //
 // submit() and cancel() put orders into an inbox that the step thread empties before each step;
 // with nothing to do it sleeps until the inbox or a deadline wakes it. All callbacks of requests
@@ -124,6 +124,7 @@ class StepLoop {
   Status begin_pictures(LiveRequest& live, scheduler::NewRequest& order);
   void find_rows(StepInFlight& step);
   ModelRunner::Pictures pictures_of(const LiveRequest& live);
+  static EncoderInput encoder_input(const LiveRequest& live);
   int32_t drafts_left(const scheduler::Sequence& s) const;
   void propose();
   void time_step(const StepInFlight& step, int64_t tokens);

@@ -9,6 +9,7 @@
 #include "base/philox.h"
 #include "engine/oracle_drafter_test.h"
 #include "engine/step_loop_rig_test.h"
+#include "engine/tree_drafter_test.h"
 
 namespace freshet::engine {
 namespace {
@@ -167,6 +168,40 @@ TEST(StepLoop, LengthsChangeNothing) {
     // A device's steps may run ahead while nothing is drafted.
     EXPECT_EQ(rig.model().ahead() > 0, draws);
   }
+}
+
+// A drafter that reads the target's states gets all of them, also of steps behind which another
+// one runs already.
+TEST(StepLoop, StatesOfStepsThatRunAheadAreSeen) {
+  std::vector<Request> requests;
+  for (int i = 0; i < 3; ++i) {
+    requests.push_back(drafted_request(i, false));
+    SamplingParams& p = requests.back().params;
+    p.n = 1;
+    p.max_tokens = 60;
+    p.min_tokens = 0;
+    p.stop_token_ids.clear();
+  }
+  const auto states_with = [&](bool draws, speculative::DraftLengths* lengths, int& ahead) {
+    OracleDrafter nothing(1, 0.0);
+    TreeDrafter drafter(nothing, 3);
+    RigOptions setup{.draws = draws};
+    setup.drafter = &drafter;
+    setup.lengths = lengths;
+    Rig rig(setup);
+    for (const Request& r : requests) rig.run(r);
+    rig.stop();
+    ahead = rig.model().ahead();
+    return drafter.take_ended();
+  };
+  RandomLengths lengths;
+  int ahead = 0;
+  const auto want = states_with(false, nullptr, ahead);
+  EXPECT_EQ(ahead, 0);
+  const auto got = states_with(true, &lengths, ahead);
+  EXPECT_GT(ahead, 20);
+  ASSERT_EQ(want.size(), requests.size());
+  EXPECT_EQ(got, want);
 }
 
 // With every draft right a step makes one token more than it has drafts; with none right, one. Two

@@ -20,6 +20,7 @@ Status StepLoop::begin_pictures(LiveRequest& live, scheduler::NewRequest& order)
   live.pictures = std::make_unique<LivePictures>();
   FRESHET_ASSIGN_OR_RETURN(live.pictures->prompt, place_request(r, spec_));
   live.pictures->rows.resize(r.pictures.size());
+  if (spec_.vision->cross) live.pictures->cross_rows = cross_rows_of(r, spec_);
   announce_pictures(r, live.pictures->prompt, spec_, tower_, order);
   return {};
 }
@@ -47,6 +48,33 @@ void StepLoop::find_rows(StepInFlight& step) {
       step.pictures.push_back(rows);
     }
   });
+  if (spec_.vision == nullptr || !spec_.vision->cross) return;
+  each([&](const scheduler::StepItem& item, LiveRequest& live) {
+    LivePictures& pictures = *live.pictures;
+    pictures.cross = {};
+    if (!item.encodes) return;
+    std::vector<TowerRows> rows;
+    std::vector<const VisionRows*> all;
+    for (const auto& picture : live.request.pictures) {
+      rows.push_back(tower_.rows_of(*picture, counted_.pictures));
+      all.push_back(rows.back().get());
+    }
+    pictures.cross = runtime::cross_rows(all);
+  });
+}
+
+// What the step's item writes to the cache before its tokens run.
+EncoderInput StepLoop::encoder_input(const LiveRequest& live) {
+  EncoderInput input;
+  if (live.pictures) {
+    input.states = live.pictures->cross.data();
+    input.state_rows = live.pictures->cross_rows;
+    return input;
+  }
+  input.ids = live.request.encoder_ids;
+  input.features = live.request.features.data();
+  input.frames = live.request.frames;
+  return input;
 }
 
 ModelRunner::Pictures StepLoop::pictures_of(const LiveRequest& live) {

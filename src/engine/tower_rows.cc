@@ -78,8 +78,31 @@ Result<runtime::PicturePrompt> place_request(const Request& request, const Model
   return runtime::place_pictures(spec, request.prompt, layouts);
 }
 
+int64_t cross_rows_of(const Request& request, const ModelSpec& spec) {
+  int64_t rows = 0;
+  for (const auto& picture : request.pictures)
+    rows += runtime::picture_layout(*picture, *spec.vision).rows;
+  return rows;
+}
+
+int64_t most_cross_rows(const ModelSpec& spec) {
+  for (const LayerSpec& layer : spec.layers) {
+    if (const CrossAttentionSpec* cross = layer.find<CrossAttentionSpec>())
+      return cross->encoder_length;
+  }
+  return 0;
+}
+
 void announce_pictures(const Request& request, const runtime::PicturePrompt& prompt,
                        const ModelSpec& spec, TowerCache& cache, scheduler::NewRequest& order) {
+  if (spec.vision->cross) {
+    order.encoder_tokens = static_cast<int32_t>(cross_rows_of(request, spec));
+    for (const auto& picture : request.pictures) {
+      order.salt += '\0';
+      order.salt.append(picture->hash.begin(), picture->hash.end());
+    }
+    return;
+  }
   const bool both_ways = sees_whole_pictures(spec);
   for (const runtime::PicturePlace& place : prompt.places) {
     const media::ContentHash& hash = request.pictures[static_cast<size_t>(place.picture)]->hash;

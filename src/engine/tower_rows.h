@@ -26,6 +26,9 @@ using TowerRows = std::shared_ptr<const VisionRows>;
 struct LivePictures {
   runtime::PicturePrompt prompt;
   std::vector<TowerRows> rows;  // [pictures]; nullptr: not needed now
+  // Of models that read by cross-attention: what is written to the cache in the first step.
+  std::vector<float> cross;  // [cross_rows, width]
+  int64_t cross_rows = 0;    // of all pictures together
 };
 
 class TowerCache {
@@ -65,7 +68,14 @@ class TowerCache {
 // An error if the prompt's image tokens do not fit the pictures.
 Result<runtime::PicturePrompt> place_request(const Request& request, const ModelSpec& spec);
 
-// Tells the scheduler where the pictures of the request are, and what they are.
+// Rows of all pictures of the request, and how many the cache has room for, of models that read by
+// cross-attention.
+int64_t cross_rows_of(const Request& request, const ModelSpec& spec);
+int64_t most_cross_rows(const ModelSpec& spec);
+
+// Tells the scheduler where the pictures of the request are, and what they are. With
+// cross-attention all tokens depend on all pictures, also those in front of them: prefixes are then
+// shared between prompts with the same pictures only.
 void announce_pictures(const Request& request, const runtime::PicturePrompt& prompt,
                        const ModelSpec& spec, TowerCache& cache, scheduler::NewRequest& order);
 

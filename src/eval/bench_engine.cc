@@ -98,6 +98,7 @@ Result<EngineBench> run_engine_bench(Engine& engine, const BenchTest& test, int 
                                      const std::function<bool()>& goes_on) {
   EngineBench bench;
   bench.result.test = test;
+  EngineStats::Speculation before;
   uint64_t seed = 1;
   // A prompt gives the first token; the others are decoded.
   const int64_t tokens = int64_t{test.generate} + 1;
@@ -105,11 +106,19 @@ Result<EngineBench> run_engine_bench(Engine& engine, const BenchTest& test, int 
     if (!goes_on()) return cancelled("interrupted");
     Together requests(engine, test.sequences);
     FRESHET_RETURN_IF_ERROR(requests.run(test.depth, test.prompt, tokens, seed));
-    if (i < 0) continue;
+    if (i < 0) {
+      before = engine.stats().speculation;
+      continue;
+    }
     bench.drafting.add(requests.drafting());
     bench.result.seconds.push_back(test.prompt > 0 ? requests.since_submission()
                                                    : requests.decoding(test.tokens()));
   }
+  bench.gauge = engine.stats().speculation;
+  bench.gauge.step_seconds -= before.step_seconds;
+  bench.gauge.plain_seconds -= before.plain_seconds;
+  bench.gauge.predicted_step_seconds -= before.predicted_step_seconds;
+  bench.gauge.predicted_plain_seconds -= before.predicted_plain_seconds;
   return bench;
 }
 

@@ -1,5 +1,5 @@
 // The tests of bench.h as requests to an engine, to measure what forward passes alone do not show:
-// speculative decoding.
+// speculative decoding, and what it is compared with.
 //
 // Prompts are random tokens, outputs greedy and of full length. A test that only generates is timed
 // from the first token to the last; tokens that come before it (`depth`) are in the prefix cache.
@@ -16,6 +16,9 @@ namespace freshet::eval {
 struct EngineBench {
   BenchResult result;           // without `work`
   Usage::Speculation drafting;  // of the timed repetitions
+  // gain() and predicted_gain() are of the timed repetitions; the costs are known at their end.
+  EngineStats::Speculation gauge;
+  EngineStats::Speculation stats;  // gain() and predicted_gain() are of the timed repetitions
 };
 
 // REQUIRES: the engine runs test.sequences sequences of test.context() + 2 tokens at once and has

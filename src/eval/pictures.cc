@@ -109,22 +109,25 @@ Result<runtime::PicturePrompt> place(const ModelSpec& spec, std::span<const int3
   return runtime::place_pictures(spec, ids, layouts);
 }
 
+Status reserve_tower(Model& model, std::span<const std::vector<media::ImageInput>> pictures) {
+  VisionTower* const tower = model.vision();
+  int64_t most = 0;
+  for (const std::vector<media::ImageInput>& list : pictures) {
+    for (const media::ImageInput& picture : list) {
+      const auto& spec = *model.spec().vision;
+      most = std::max(most, VisionTower::positions(spec, runtime::vision_input(picture, spec)));
+    }
+  }
+  return tower != nullptr ? tower->reserve(most) : Status();
+}
+
 Result<SeenPictures> see_pictures(Model& model, std::span<const int32_t> ids,
                                   std::span<const media::ImageInput> pictures) {
   SeenPictures seen;
   if (pictures.empty()) return seen;
   VisionTower* const tower = model.vision();
-  if (tower == nullptr) {
-    return unsupported(
-        "no tower for pictures is loaded: they are read on the CPU (--device cpu), by models "
-        "whose files have one");
-  }
+  if (tower == nullptr) return unsupported("the model's files have no tower for pictures");
   FRESHET_ASSIGN_OR_RETURN(seen.prompt, place(model.spec(), ids, pictures));
-  int64_t most = 0;
-  for (const media::ImageInput& picture : pictures)
-    most = std::max(
-        most, VisionTower::positions(tower->spec(), runtime::vision_input(picture, tower->spec())));
-  FRESHET_RETURN_IF_ERROR(tower->reserve(most));
   for (const media::ImageInput& picture : pictures)
     seen.rows.push_back(tower->run(runtime::vision_input(picture, tower->spec())));
   if (!tower->spec().cross) return seen;

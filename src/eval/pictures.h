@@ -45,7 +45,10 @@ struct SeenPictures {
 Result<runtime::PicturePrompt> place(const ModelSpec& spec, std::span<const int32_t> ids,
                                      std::span<const media::ImageInput> pictures);
 
-// Runs the tower, whose memory grows with the largest picture. Errors: no tower where `model` is.
+// The tower's memory for all of these, before the first step.
+Status reserve_tower(Model& model, std::span<const std::vector<media::ImageInput>> pictures);
+
+// Runs the tower. REQUIRES: reserve_tower(). Errors: the model has no tower.
 Result<SeenPictures> see_pictures(Model& model, std::span<const int32_t> ids,
                                   std::span<const media::ImageInput> pictures);
 

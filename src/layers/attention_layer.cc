@@ -82,7 +82,7 @@ const RopeSpec* rope_of(const Step& step, int rope) {
 
 namespace {
 
-// Queries or keys. `norm` is kept by the caller.
+// The part of queries or of keys. `norm` must outlive it.
 ops::Heads::Part part_of(const Step& step, const AttentionSpec& spec, const Matrix& x, int heads,
                          const ops::Norm& norm) {
   ops::Heads::Part part;
@@ -156,10 +156,10 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
   const Matrix gate = step.arena.matrix(tokens, all.attend.out.cols);
   const ops::Product gates[] = {product_of(w.gate, gate)};
   ops::EncodedForms forms;
-  ops::Input shared = in;  // by the gate and by what follows
+  ops::Input shared = in;  // shared by the gate and the projections that follow
   if (shared.shared == nullptr) shared.shared = &forms;
   step.ops.project(shared, gates);
-  all.in = {in.rows(), nullptr, {}, shared.shared};  // normalised now
+  all.in = {in.rows(), nullptr, {}, shared.shared};  // already normalised
   const ops::Product out[] = {std::exchange(all.attend.o, {})};
   step.ops.qkv_attention(all);
   step.ops.sigmoid_product(all.attend.out, gate);
@@ -176,7 +176,7 @@ void gqa_store(Step& step, const AttentionSpec& spec, const AttentionWeights& w,
 void gqa_attention(Step& step, const AttentionSpec& spec, const AttentionWeights& w,
                    int cache_layer, const ops::Input& in, const Into& into) {
   const bool stores = !step.stored;
-  // The parts of a cut batch do not say where keys and values go.
+  // The parts of a cut batch don't say where keys and values are stored.
   const bool apart = stores && view_of(step, cache_layer).cut();
   if (apart) run(step, spec, w, cache_layer, in, false, true, {});
   run(step, spec, w, cache_layer, in, true, stores && !apart, into);

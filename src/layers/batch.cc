@@ -12,7 +12,7 @@ ops::AttentionBatch KeyView::batch(ops::AttentionBatch whole) const {
 
 namespace {
 
-// A token that is the last of `slots` but `behind`.
+// The keys that a token sees; the token is `behind` tokens before the end of `slots` tokens.
 ops::KeyRange range_of(const KvGroup& kind, int32_t slots, int32_t behind,
                        const ops::KeyRange& span) {
   const int32_t position = slots - behind;
@@ -28,7 +28,7 @@ ops::KeyRange range_of(const KvGroup& kind, int32_t slots, int32_t behind,
   return range;
 }
 
-// A part of sequence `s` ends behind the ranges listed so far.
+// Ends a part of sequence `s` after the ranges listed so far.
 void end_part(const BlockTables& table, size_t s, int32_t slots, KeyView& view) {
   const auto queries = static_cast<int32_t>(view.ranges.size());
   if (view.query_start.back() == queries) return;
@@ -80,7 +80,7 @@ void find_key_ranges(const ForwardBatch& batch, int group, const KvGroup& kind, 
 
 namespace {
 
-// What says where a token of a sequence with pictures stands.
+// Copies the fields that say where a token is relative to the pictures of its sequence.
 void copy_places(const ForwardBatch& batch, int32_t token, ForwardBatch& to) {
   const auto at = static_cast<size_t>(token);
   if (!batch.axis_positions.empty()) {

@@ -1,10 +1,10 @@
 // One step's work, as the model sees it: a ragged batch over a paged cache.
 //
-// Prefill, chunked prefill, decode and verification are all this. Token t of the flattened batch
-// has an id and a position; sequence s owns tokens [query_start[s], query_start[s + 1]), which are
-// the last of its context_len[s] tokens. Branches with the same attention window share a block
-// table: a model has cache groups (kv_cache/kv_storage.h), and tables[g] belongs to group g. In a
-// group of states the first entry of a sequence is the slot of its state.
+// Prefill, chunked prefill, decode and verification all have this form. Token t of the flattened
+// batch has an id and a position; sequence s owns tokens [query_start[s], query_start[s + 1]),
+// which are the last of its context_len[s] tokens. Branches with the same attention window share a
+// block table: a model has cache groups (kv_cache/kv_storage.h), and tables[g] belongs to group g.
+// In a group of states, the first entry of a sequence is the slot of its state.
 #pragma once
 
 #include <cstdint>
@@ -20,44 +20,45 @@
 
 namespace freshet {
 
-// What the encoder reads for a sequence of the batch whose first tokens run.
+// The encoder's input for a sequence of the batch whose first tokens run.
 struct EncoderInput {
   int sequence = 0;
   std::span<const int32_t> ids;     // a text ...
   const float* features = nullptr;  // ... or log-mel features [mel_bins, frames]
   int64_t frames = 0;
-  // ... or the output itself, [state_rows, encoder_size]: that of a tower.
+  // ... or the output itself, [state_rows, encoder_size], if a tower made it.
   const float* states = nullptr;
   int64_t state_rows = 0;
-  // That the encoder makes of it: a stem halves the frames.
+  // Positions of the encoder's output: a stem halves the frames.
   int64_t positions() const {
     return state_rows > 0 ? state_rows : frames > 0 ? (frames + 1) / 2 : std::ssize(ids);
   }
 };
 
-// Rows of a picture in the place of the embeddings of `count` tokens.
+// Rows of a picture that replace the embeddings of `count` tokens.
 struct EmbeddingRows {
-  int32_t token = 0;  // the first one, of the batch
+  int32_t token = 0;  // the first one, as an index in the batch
   int32_t count = 0;
   const float* rows = nullptr;  // [count, hidden], in the host's memory
-  // Further levels are added to the stream behind layers 0, 1 ... (VisionSpec::deep). Level l is
-  // level_stride * l numbers behind `rows`.
+  // Further levels are added to the stream after layers 0, 1 ... (VisionSpec::deep). Level l is
+  // level_stride * l floats after `rows`.
   int levels = 0;
   int64_t level_stride = 0;
 };
 
-constexpr int64_t kTablePiece = 64;  // strides of tables are multiples of it: few different shapes
+// Strides of block tables are multiples of it, so that there are few different shapes.
+constexpr int64_t kTablePiece = 64;
 
 struct BlockTables {
-  std::vector<int32_t> ids;  // [sequences, stride]; -1 where there is no block (any more)
+  std::vector<int32_t> ids;  // [sequences, stride]; -1: no block (any more)
   int64_t stride = 0;
   // Empty, or [sequences]: how many slots each sequence has in this group after the step, if that
-  // is not its number of tokens.
+  // differs from its number of tokens.
   std::vector<int32_t> context_len;
 };
 
-// The last `queries` tokens of a sequence in the batch, whose weights of the keys are added to the
-// sums of every layer that has room for them.
+// Key scoring: the attention weights of the last `queries` tokens of a sequence in the batch are
+// added to the sums of every layer that has a buffer for them.
 struct ScoredTokens {
   int32_t sequence = 0;
   int32_t queries = 0;
@@ -79,38 +80,39 @@ struct ForwardBatch {
   std::vector<int32_t> query_start;  // [sequences + 1]
   std::vector<int32_t> context_len;  // [sequences], this step's tokens included
   std::vector<BlockTables> tables;   // [groups]
-  std::vector<int32_t> logit_rows;   // tokens whose logits are wanted, ascending
+  std::vector<int32_t> logit_rows;   // tokens whose logits are needed, ascending
   std::vector<uint8_t> best_only;  // empty, or [logit_rows]; 1: only the argmax of the row is used
   // Empty, or the sampling descriptors of ops/sample.h: how to sample from each row of logits.
   std::vector<int32_t> samples;
   // For draft heads (FeatureSpec): [tokens, features], the target's features of each token, or
-  // states that the head gave before. In host memory that a device reads (Ops::host_memory()).
+  // states that the head returned before. In host memory that a device can read
+  // (Ops::host_memory()).
   const float* features = nullptr;
   bool own_states = false;
   std::vector<ScoredTokens> scored;  // on the host only
 
-  // Empty, or [tokens]: the slot that keeps a copy of the states behind this token (ops/state.h).
+  // Empty, or [tokens]: the slot that saves a copy of the state after this token (ops/state.h).
   std::vector<int32_t> state_saves;
   std::vector<int32_t> token_types;  // [tokens], or empty: all of type 0
-  // Encoder-decoders: of the sequences whose keys and values of the encoder's output are not in
-  // the cache yet, ascending.
+  // Encoder-decoders: the inputs of sequences whose keys and values of the encoder's output aren't
+  // in the cache yet, ascending.
   std::vector<EncoderInput> encoder_inputs;
 
   std::vector<EmbeddingRows> embedding_rows;  // ascending
-  // Empty, or [tokens, position_axes()]: positions on the axes of RopeSpec::axes, if they are not
-  // all the token's own.
+  // Empty, or [tokens, position_axes()]: positions on the axes of RopeSpec::axes, if they differ
+  // from the token's position.
   std::vector<int32_t> axis_positions;
-  // Empty, or [tokens]: the slots of the stretch of its sequence that the token belongs to, such as
-  // a picture; an empty range: none. SpanUse says what that means.
+  // Empty, or [tokens]: the slots of the span of its sequence that the token belongs to, such as a
+  // picture; an empty range: none. See SpanUse.
   std::vector<ops::KeyRange> spans;
   // Empty, or [tokens]: the rows of pictures that the token sees by cross-attention. A token with
-  // an empty range stands before all pictures. It attends to all rows, as transformers has it.
+  // an empty range precedes all pictures; it attends to all rows, as in transformers.
   std::vector<ops::KeyRange> views;
   std::vector<SparseRows> sparse;  // empty, or [sequences]; on the host only
 
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int sequences() const { return static_cast<int>(context_len.size()); }
-  // Whether a device that samples returns the token alone and not the row of logits.
+  // Whether a device that samples returns only this row's token and not its logits.
   bool names_token(size_t row) const {
     if (!samples.empty()) return samples[row * ops::kSampleRowWords] != ops::SampleRow::kNotHere;
     return !best_only.empty() && best_only[row] != 0;
@@ -129,37 +131,37 @@ struct ForwardBatch {
   }
 };
 
-// What each token attends to in a group of the cache.
+// Which keys each token attends to in a group of the cache.
 struct KeyView {
-  // Empty if that is the token itself and the tokens before it, or those within the group's window.
+  // Empty: the token itself and the tokens before it, or those within the group's window.
   std::vector<ops::KeyRange> ranges;  // [tokens]
-  // Of cross-attention to pictures: the tokens that attend at all; the lists have these alone.
+  // Cross-attention to pictures: the tokens that attend at all; the lists contain only these.
   std::vector<int32_t> tokens;
-  // AttentionBatch's ranges do not fall within a sequence. Where they do, the batch is cut: these
-  // are the parts of its sequences, with their block tables. Empty if nothing is cut.
+  // AttentionBatch requires that ranges don't decrease within a sequence. If they do, the sequences
+  // are cut into parts: these are the parts, with their block tables. Empty if nothing is cut.
   std::vector<int32_t> query_start, context_len, tables;
   int64_t stride = 0;
 
   bool cut() const { return !query_start.empty(); }
-  // `whole`: the batch that stores.
+  // `whole`: the batch for storing keys and values.
   ops::AttentionBatch batch(ops::AttentionBatch whole) const;
 };
 void find_key_ranges(const ForwardBatch& batch, int group, const KvGroup& kind, KeyView& view);
 
 // Makes `to` a batch of the rows that need logits: queries at the ends of the same contexts, whose
 // keys and values the whole batch stores. It has the block tables of `groups` only. Returns false,
-// with `to` unspecified, if all rows need logits or one of them is followed, in its sequence, by a
-// row that needs none.
+// with `to` unspecified, if all rows need logits, or if one of them is followed in its sequence by
+// a row that needs none.
 bool take_logit_rows(const ForwardBatch& batch, std::span<const int> groups, ForwardBatch& to);
 
-// Where a step's results go, in the host's memory.
+// Where a step's results are written, in host memory.
 struct StepResults {
   static constexpr int32_t kSeeLogits = ops::SampleRow::kSeeLogits;
 
   float* logits = nullptr;  // [logit_rows, vocab], final scaling and soft cap applied
   float* hidden = nullptr;  // or [tokens, hidden]: the states after the final norm
-  // Or [logit_rows]: the token that ops::Ops::argmax() or sample() returns, in which case the row
-  // of logits is not written; or kSeeLogits, always if the batch asks for the logits themselves.
+  // Or [logit_rows]: the token that ops::Ops::argmax() or sample() returns; the row of logits is
+  // not written then. kSeeLogits if the host samples, and always if the batch asks for the logits.
   int32_t* best = nullptr;
   // Empty, or [Model::capture()] of [tokens, hidden]: the residual stream at those boundaries.
   std::span<float* const> boundaries;

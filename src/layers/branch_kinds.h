@@ -1,9 +1,9 @@
 // The kinds of branches that a layer may have, as a table with one row for each.
 //
-// A row is all that the decoder, the memory plan, `inspect` and `bench` know of a kind. It lives in
-// the kind's source file (attention_layer.cc, mlp.cc, mamba2.cc ...), made by branch_kind() from a
-// struct of static functions on the kind's own spec and weights. models/branch_loading.h has the
-// table of how their weights are read. Immutable; thread-safe.
+// A row is everything that the decoder, the memory plan, `inspect` and `bench` need to know of a
+// kind. It is defined in the kind's source file (attention_layer.cc, mlp.cc, mamba2.cc ...) by
+// branch_kind(), from a struct of static functions on the kind's own spec and weights.
+// models/branch_loading.h has the table of how their weights are read. Immutable; thread-safe.
 #pragma once
 
 #include <span>
@@ -17,22 +17,22 @@
 
 namespace freshet {
 
-constexpr size_t kMaxBranches = 8;  // of a layer
+constexpr size_t kMaxBranches = 8;  // per layer
 
-// What a branch stores: keys and values of each token, or a state of each sequence.
+// What a branch stores: keys and values per token, or a state per sequence.
 struct BranchCache {
   ops::KvShape shape;
   int window = 0;  // 0: all tokens of the sequence; otherwise the last `window` ones
   int chunk = 0;   // as in KvGroup
   bool two_way = false;
-  int cross = 0;           // > 0: at most this many positions of an encoder, not the tokens
+  int cross = 0;  // > 0: stores at most this many positions of an encoder's output, not the tokens
   size_t state_bytes = 0;  // 0: keys and values
   SpanUse spans = SpanUse::kNone;
 };
 
 struct BranchKind {
   std::string_view name;
-  // Whether run() takes any Into::scale rather than 1 alone.
+  // Whether run() supports any Into::scale rather than only 1.
   bool scales = true;
 
   // out = [out +] scale * branch(in), where `in` says how the residual stream is normalised.
@@ -41,28 +41,28 @@ struct BranchKind {
               const ops::Input& in, const Into& into) = nullptr;
   // Workspace of run() and of store().
   size_t (*bytes)(const BranchSpec& spec, int64_t hidden, int64_t tokens) = nullptr;
-  // Raises the limits to what the branch asks of Ops.
+  // Raises the limits to what the branch needs from Ops.
   void (*limits)(const BranchSpec& spec, int64_t hidden, ops::Ops::ShapeLimits& l) = nullptr;
   // Errors name the layer and the part.
   Status (*validate)(const BranchSpec& spec, const ModelSpec& model, size_t layer) = nullptr;
-  // In a few words, for people; and as fields of `inspect --json`.
+  // A short text for display, and the fields of `inspect --json`.
   std::string (*describe)(const BranchSpec& spec) = nullptr;
   void (*fields)(const BranchSpec& spec, json::Object& to) = nullptr;
   // A weight whose GEMM reads the branch's input, for Ops::prepare().
   const ops::Weight& (*input_weight)(const BranchSpec& spec, const BranchWeights& w) = nullptr;
 
-  // Kinds that remember tokens have this; nullptr in the others.
+  // For kinds that store keys and values or a state; nullptr for others.
   BranchCache (*cache)(const BranchSpec& spec, ops::KvType type) = nullptr;
-  // Kinds that store keys and values have these. Those with states have not: a state advances when
+  // For kinds that store keys and values. Kinds with states don't have these: a state advances when
   // the branch runs.
   // Writes the keys and values of the input to the cache, and nothing else.
   void (*store)(Step& step, const BranchSpec& spec, const BranchWeights& w, int cache_layer,
                 const ops::Input& in) = nullptr;
-  // How many outputs the projections have that store() computes.
+  // The number of output features of the projections that store() computes.
   int64_t (*stored_outputs)(const BranchSpec& spec) = nullptr;
 
-  // Kinds that read an encoder's output have this: writes its keys and values to the cache.
-  // `batch` has the outputs as its tokens, and the sequences' blocks of the group.
+  // For kinds that read an encoder's output: writes its keys and values to the cache. `batch` has
+  // the outputs as its tokens, and the sequences' blocks of the group.
   void (*write_cross)(Step& step, const BranchSpec& spec, const BranchWeights& w, int cache_layer,
                       const Matrix& states, const ops::AttentionBatch& batch) = nullptr;
 
@@ -71,12 +71,12 @@ struct BranchKind {
   Status (*supported)(const BranchSpec& spec, const ops::Device& device) = nullptr;
   // Weights that the branch before this one may prefetch with its last GEMM.
   ops::PrefetchNext (*prefetch)(const BranchSpec& spec, const BranchWeights& w) = nullptr;
-  // The share of the experts' weights that a token is multiplied by.
+  // The fraction of the experts' weights that a token is multiplied with.
   double (*expert_share)(const BranchSpec& spec) = nullptr;
 };
 
-// Makes a row of a struct K with K::Spec, K::Weights, K::kName and static functions that have the
-// names of the row's, on K::Spec and K::Weights. What K lacks stays nullptr.
+// Makes a row from a struct K with K::Spec, K::Weights, K::kName and static functions that have the
+// names of the row's fields, on K::Spec and K::Weights. Missing functions stay nullptr.
 template <class K>
 constexpr BranchKind branch_kind() {
   using S = typename K::Spec;
@@ -156,8 +156,8 @@ inline const BranchKind& kind_of(const BranchSpec& branch) {
   return *branch_kinds()[branch.body.index()];
 }
 
-// The share of experts' weights that a token is multiplied by, of the last branch with experts; 1
-// for models without any.
+// The fraction of the experts' weights that a token is multiplied with, for the last branch with
+// experts; 1 for models without experts.
 double expert_share(const ModelSpec& spec);
 
 // For validate(). Far above any published model, and low enough that products of three sizes fit in
@@ -166,16 +166,16 @@ constexpr int kMaxSize = 1 << 20;
 constexpr bool sane(int size) {
   return size > 0 && size <= kMaxSize;
 }
-// Of `features` of a head, as many rotate as the rope at index `rope` says.
+// Checks that the rope with index `rope` (-1: none) rotates an even number of a head's `features`.
 Status validate_rotation(const ModelSpec& model, int rope, int features, size_t layer);
 
-// For cache() of kinds with states: `floats` numbers, rounded up to whole lines.
+// For cache() of kinds with states: `floats` floats, rounded up to whole cache lines.
 BranchCache state_of(int64_t floats);
 
-// For describe() of kinds of attention.
+// For describe() of attention kinds.
 std::string describe_attention_options(int window, bool sinks, int rope);
-// For limits() of kinds of attention. key, value, query: features of a head's keys and values in
-// the cache, and of its queries.
+// For limits() of attention kinds. key, value, query: features of a head's keys and values in the
+// cache, and of its queries.
 void raise_attention_limits(int heads, int64_t key, int64_t value, int64_t query,
                             ops::Ops::ShapeLimits& l);
 

@@ -1,7 +1,7 @@
 // Attention of a decoder's tokens to an encoder's output.
 //
-// Keys and values of the output are written once for each sequence (write_cross), before its first
-// tokens run. Every token then attends to all of them.
+// Keys and values of the encoder's output are written once per sequence (write_cross), before its
+// first tokens run. Every token then attends to all of them.
 #include "layers/branch_kinds.h"
 
 namespace freshet {

@@ -7,16 +7,18 @@
 #include "layers/branch_kinds.h"
 #include "layers/encoder_pass.h"
 #include "layers/vision_tower.h"
+#include "ops/device.h"
 
 namespace freshet {
 
-Decoder::Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops)
+Decoder::Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops,
+                 ops::Ops* host)
     : Decoder(std::move(spec), std::make_shared<const ModelWeights>(std::move(weights)), nullptr,
-              std::move(infos), ops) {}
+              std::move(infos), ops, host) {}
 
 Decoder::Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
                  std::shared_ptr<const ModelWeights> ends, std::vector<WeightInfo> infos,
-                 ops::Ops& ops)
+                 ops::Ops& ops, ops::Ops* host)
     : spec_(std::move(spec)),
       weights_(std::move(weights)),
       ends_(ends != nullptr ? std::move(ends) : weights_),
@@ -27,7 +29,8 @@ Decoder::Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
     encoder_ = std::make_unique<EncoderPass>(spec_.encoder, weights_->encoder, weights_, ops);
   }
   if (weights_ != nullptr && weights_->vision != nullptr) {
-    tower_ = std::make_unique<VisionTower>(spec_.vision, weights_->vision, ops);
+    tower_ = std::make_unique<VisionTower>(spec_.vision, weights_->vision,
+                                           host != nullptr ? *host : ops, ops);
   }
   cos_sin_.resize(spec_.ropes.size());
   last_cos_sin_.resize(spec_.ropes.size());
@@ -51,8 +54,8 @@ Decoder::Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
 
 Decoder::~Decoder() = default;
 
-// Stores the keys and values of encoders' outputs, which are those of batch.encoder_inputs from
-// `first` on. `encoded`: the outputs are its tokens.
+// Stores the keys and values of encoder outputs, for batch.encoder_inputs from `first` on.
+// `encoded`: a batch whose tokens are the outputs.
 void Decoder::write_cross(const ForwardBatch& batch, const KvStorage& cache, size_t first,
                           const ForwardBatch& encoded, const Matrix& states) {
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_views_};
@@ -76,8 +79,8 @@ void Decoder::write_cross(const ForwardBatch& batch, const KvStorage& cache, siz
   }
 }
 
-// Runs the encoder for the sequences that begin, and stores what becomes of its outputs. Those of a
-// tower are there already.
+// Runs the encoder for the sequences that begin, and stores the keys and values of its outputs. The
+// outputs of a tower exist already.
 void Decoder::encode(const ForwardBatch& batch, const KvStorage& cache) {
   if (encoder_ != nullptr) {
     encoder_->run(batch.encoder_inputs,
@@ -102,12 +105,23 @@ void Decoder::encode(const ForwardBatch& batch, const KvStorage& cache) {
   }
 }
 
-// Puts the rows of pictures in the place of embeddings; or adds their rows of a further level.
+// Replaces embeddings by the rows of pictures, or adds the rows of a further level.
 void Decoder::put_pictures(const ForwardBatch& batch, int level, const Matrix& x) {
   for (const EmbeddingRows& given : batch.embedding_rows) {
     if (level > given.levels) continue;
     const Matrix rows{const_cast<float*>(given.rows + level * given.level_stride), given.count,
                       x.cols, x.cols};
+    if (ops::Device* const device = ops_.device()) {
+      const Scratch scratch(arena_);
+      const Matrix part{x.row(given.token), given.count, x.cols, x.stride};
+      const Matrix sent = level > 0 ? arena_.matrix(rows.rows, rows.cols) : part;
+      FRESHET_CHECK(sent.stride == sent.cols, "rows of pictures with a stride of {}", sent.stride);
+      const auto bytes = static_cast<size_t>(rows.rows * rows.cols) * sizeof(float);
+      const Status status = device->write(sent.data, rows.data, bytes);
+      FRESHET_CHECK(status.ok(), "{}", status.message());
+      if (level > 0) ops_.add(part, sent, 1.0f);
+      continue;
+    }
     const auto to = std::span(every_).subspan(static_cast<size_t>(given.token),
                                               static_cast<size_t>(given.count));
     ops_.put_rows(x, to, rows, level > 0);
@@ -124,7 +138,7 @@ Matrix Decoder::embed(Step& step) {
   const int64_t tokens = batch.tokens();
   const Matrix x = arena_.matrix(tokens, spec_.hidden_size);
   const Scratch scratch(arena_);
-  // An encoder may share the decoder's embedding only.
+  // An encoder may only share the decoder's embedding.
   const ModelWeights& tables = weights_->positions.empty() ? *ends_ : *weights_;
   if (spec_.embedding_size == spec_.hidden_size) {
     ops_.embed(x, embedding(), batch.token_ids, spec_.embedding_scale);
@@ -157,7 +171,7 @@ ops::Product Decoder::head(const Matrix& logits) const {
   return head;
 }
 
-// The residual stream of a draft head or of a part (FeatureSpec).
+// The residual stream of a draft head, or of a part of a model (FeatureSpec).
 Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded) {
   const FeatureSpec& f = *spec_.features;
   const int64_t tokens = batch.tokens(), hidden = spec_.hidden_size;
@@ -206,7 +220,7 @@ Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded
   return x;
 }
 
-// What the first branch of an EAGLE-3 head reads: [norm(e); norm(x)].
+// The input of an EAGLE-3 head's first branch: [norm(e); norm(x)].
 ops::Input Decoder::paired_input(const Matrix& stream) {
   const FeatureSpec& f = *spec_.features;
   const int64_t hidden = spec_.hidden_size;
@@ -246,7 +260,7 @@ ops::Input Decoder::branch_input(int layer, int branch, const Matrix& stream, op
   return in;
 }
 
-// x = after(x + out(branch(in))), the norms as the spec has them.
+// x = after(x + out(branch(in))), with the norms that the spec has.
 void Decoder::branch(Step& step, int layer, int branch, const ops::Input& in, const Matrix& x) {
   const BranchSpec& spec = branch_of(layer, branch);
   const BranchWeights& w = weights_of(layer, branch);
@@ -286,16 +300,16 @@ void Decoder::store(Step& step, int layer, int branch, const ops::Input& in) {
   kind_of(spec).store(step, spec, weights_of(layer, branch), cache_layer_of(layer, branch), in);
 }
 
-// The rows of x that need logits, as a stream of their own.
+// The rows of x that need logits, as a separate stream.
 Matrix Decoder::logit_rows(const Step& step, const Step& last, const Matrix& x) {
   const Matrix stream = arena_.matrix(last.batch.tokens(), x.cols);
   if (stream.rows > 0) ops_.gather_rows(stream, x, step.batch.logit_rows);
   return stream;
 }
 
-// Returns the residual stream behind the layer. `last`: nullptr, or the step of the rows that need
-// logits. Then the layer has the last branch that stores: all rows store their keys and values, and
-// only those rows continue, in a stream of their own.
+// Returns the residual stream after the layer. `last`: nullptr, or the step of the rows that need
+// logits. In that case the layer has the last branch that stores: all rows store their keys and
+// values, and only those rows continue, in a separate stream.
 Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
   const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
   Matrix stream = x;
@@ -309,7 +323,7 @@ Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
   }
   ops::Norm norm;
   for (int b = parallel; b < static_cast<int>(spec.branches.size()); ++b) {
-    // Where states advance, all rows run to the end of the branch.
+    // If states advance, all rows run to the end of the branch.
     const bool ends = last != nullptr && b == last_stored_.branch;
     const bool runs_all = ends && kind_of(spec.branches[static_cast<size_t>(b)]).store == nullptr;
     if (ends && !runs_all) {
@@ -359,8 +373,8 @@ Matrix Decoder::run_parallel(Step& step, int layer, const Matrix& x, Step* last)
   }
   const Scratch scratch(arena_);
   Step& on = last != nullptr ? *last : step;
-  // All inputs are those of the stream before any branch adds to it. The first branch normalises
-  // its own; the norms of the others run before it.
+  // All branches read the stream before any of them adds to it. The first branch normalises its own
+  // input; the norms of the others run before it.
   std::array<ops::Norm, kMaxBranches> norms;
   std::array<ops::EncodedForms, kMaxBranches> forms;
   std::array<ops::Input, kMaxBranches> in;
@@ -384,7 +398,7 @@ Matrix Decoder::run_parallel(Step& step, int layer, const Matrix& x, Step* last)
   return stream;
 }
 
-// x: the residual stream of all rows, or of those that need logits.
+// x: the residual stream of all rows, or of the rows that need logits.
 void Decoder::write_logits(Step& step, const Matrix& x, const Matrix& logits,
                            const Matrix& hidden) {
   const auto rows = static_cast<int64_t>(step.batch.logit_rows.size());
@@ -429,10 +443,7 @@ void Decoder::rope_tables(const ForwardBatch& batch, std::vector<const float*>& 
     const Vector& frequencies = frequencies_[r];
     const RopeSpec& rope = spec_.ropes[r];
     if (!rope.axes.empty() && !batch.axis_positions.empty()) {
-      const auto axes = static_cast<int>(std::ssize(batch.axis_positions) / batch.tokens());
-      ops_.rope_table(table, batch.axis_positions, axes, rope.axes,
-                      {frequencies.data(), static_cast<size_t>(frequencies.size)},
-                      rope.attention_factor);
+      axis_table(batch, r, table);
       tables[r] = table;
       continue;
     }

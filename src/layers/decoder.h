@@ -1,10 +1,11 @@
 // The forward pass of every decoder: runs a ModelSpec with its weights.
 //
-// Residual stream [tokens, hidden] in F32; each branch of each layer adds to it, normalised where
-// the spec says. Behind the last branch that stores keys and values only the rows that need logits
-// continue, if those are the last of their sequences. See model.h for the contract.
+// The residual stream is [tokens, hidden] in F32; each branch of each layer adds to it, normalised
+// as the spec says. After the last branch that stores keys and values, only the rows that need
+// logits continue, if they are the last of their sequences. See model.h for the contract.
 //
-// decoder.cc has the pass itself, decoder_plan.cc its memory, decoder_step.cc the step around it.
+// decoder.cc has the pass itself, decoder_plan.cc its memory, and decoder_step.cc the step around
+// it.
 #pragma once
 
 #include <memory>
@@ -23,25 +24,28 @@ class VisionTower;
 
 class Decoder final : public Model {
  public:
-  // `infos` lists the weights for inspection. `ops` must outlive the decoder.
-  Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops);
-  // Weights of another decoder: a spec with fewer layers runs the first ones. `ends`: whose
-  // embedding and head are used where `weights` has none.
+  // `infos` lists the weights for inspection. `ops` must outlive the decoder, as must `host`: on a
+  // device, what the ends of a tower for pictures run on.
+  Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops,
+          ops::Ops* host = nullptr);
+  // Uses the weights of another decoder: a spec with fewer layers runs the first ones. `ends`: its
+  // embedding and head are used if `weights` has none.
   Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
-          std::shared_ptr<const ModelWeights> ends, std::vector<WeightInfo> infos, ops::Ops& ops);
+          std::shared_ptr<const ModelWeights> ends, std::vector<WeightInfo> infos, ops::Ops& ops,
+          ops::Ops* host = nullptr);
 
   ~Decoder() override;
 
-  // Of a draft head whose features are normalised (FeatureSpec::input_norm): in this many equal
-  // parts, each by itself, instead of as a whole.
+  // For a draft head whose input features are normalised (FeatureSpec::input_norm): normalises them
+  // in this many equal parts rather than as a whole.
   void split_input_norm(int parts) { input_norm_parts_ = parts; }
 
   const ModelSpec& spec() const override { return spec_; }
   // Bytes of a workspace. Models that share their Ops share all but `own`.
   struct Workspace {
     size_t own = 0;      // activations, and results that wait for the host
-    size_t scratch = 0;  // of the ops
-    size_t inputs = 0;   // of a device: what a step sends there
+    size_t scratch = 0;  // for the ops
+    size_t inputs = 0;   // on a device: for the inputs of a step
   };
   Workspace workspace(int64_t tokens, int64_t logit_rows, int64_t context) const;
   size_t workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const override {
@@ -77,6 +81,8 @@ class Decoder final : public Model {
   Matrix feature_stream(const ForwardBatch& batch, const Matrix& embedded);
   ops::Input paired_input(const Matrix& stream);
   void rope_tables(const ForwardBatch& batch, std::vector<const float*>& tables);
+  void axis_table(const ForwardBatch& batch, size_t rope, float* table);
+  bool find_even_positions(const ForwardBatch& batch, bool narrows);
   void put_pictures(const ForwardBatch& batch, int level, const Matrix& x);
   const BranchSpec& branch_of(int layer, int branch) const {
     return spec_.layers[static_cast<size_t>(layer)].branches[static_cast<size_t>(branch)];
@@ -113,26 +119,32 @@ class Decoder final : public Model {
   ops::Ops& ops_;
   BranchPlace last_stored_;
   std::vector<std::vector<int>> cache_layers_;  // [layers][branches]: -1: stores nothing
-  std::vector<int> last_cache_layers_;          // of the branches that run for logit rows alone
-  Matrix embedded_;                 // of a draft head's step: what its first branch reads
-  std::vector<int> captures_;       // the boundaries that results may have
-  std::vector<Matrix> boundaries_;  // of the step
+  std::vector<int> last_cache_layers_;  // for branches that run only for rows that need logits
+  Matrix embedded_;                     // in a draft head's step: the input of its first branch
+  std::vector<int> captures_;           // the boundaries that results may contain
+  std::vector<Matrix> boundaries_;      // of the current step
   Arena arena_;
   int64_t max_tokens_ = 0;
   int64_t max_logit_rows_ = 0;
-  Buffer named_;  // [max_logit_rows], a device's: sampled tokens of the last batch
-  std::vector<Vector> frequencies_;       // [ropes]
+  Buffer named_;  // [max_logit_rows], on a device: sampled tokens of the last batch
+  std::vector<Vector> frequencies_;  // [ropes]
+  // Of ropes with several axes, for tables that a device cannot make (decoder_axes.cc).
+  std::vector<std::vector<float>> host_frequencies_;  // [ropes]
+  std::vector<float> host_table_;
+  // On a device, of a step with positions on several axes: the positions of its tokens, if each
+  // has the same on all. `last_even_` is for last_.
+  std::vector<int32_t> even_, last_even_;
   std::vector<int32_t> every_;            // 0, 1, 2 ... up to max_tokens_
-  std::vector<int32_t> zeros_;            // token types of a batch that names none
-  std::unique_ptr<EncoderPass> encoder_;  // nullptr: there is none
-  std::unique_ptr<VisionTower> tower_;    // nullptr: there is none, or it was not loaded
+  std::vector<int32_t> zeros_;            // token types of a batch that has none
+  std::unique_ptr<EncoderPass> encoder_;  // nullptr if the model has none
+  std::unique_ptr<VisionTower> tower_;    // nullptr if the model has none or it was not loaded
   std::vector<int32_t> cross_tables_;
   std::vector<std::span<const int32_t>> step_arrays_;
   std::vector<int64_t> step_key_;
-  std::vector<const float*> cos_sin_;  // [ropes], of the step
-  // The rows that need logits, which continue once all keys and values are stored.
+  std::vector<const float*> cos_sin_;  // [ropes], of the current step
+  // The rows that need logits, which continue after all keys and values are stored.
   ForwardBatch last_;
-  std::vector<int> last_groups_;  // whose block tables last_ has
+  std::vector<int> last_groups_;  // the groups whose block tables last_ has
   std::vector<const float*> last_cos_sin_;
   std::vector<KeyView> key_views_, last_key_views_;  // [groups]
 };

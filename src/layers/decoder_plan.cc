@@ -1,4 +1,4 @@
-// How much memory the forward pass takes, and reserving it.
+// The memory that the forward pass needs, and its reservation.
 #include <algorithm>
 #include <numeric>
 
@@ -22,17 +22,17 @@ Status supported(const BranchSpec& branch, const ops::Device& device) {
 
 size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
   const int64_t hidden = spec_.hidden_size;
-  // The residual stream, and that of the rows that need logits.
+  // The residual stream, and the separate stream of the rows that need logits.
   size_t fixed = matrix_bytes(tokens, hidden) + matrix_bytes(logit_rows, hidden);
   for (const RopeSpec& rope : spec_.ropes) {
     fixed += matrix_bytes(tokens, rope.rotary_dim) + matrix_bytes(logit_rows, rope.rotary_dim);
   }
   if (spec_.features) {
-    // The stream beside the embeddings, and a pair as the first branch's input.
+    // A draft head: the stream beside the embeddings, and a pair as the first branch's input.
     const int64_t widest = std::max<int64_t>(spec_.features->width, hidden) + hidden;
     fixed += matrix_bytes(tokens, hidden) + matrix_bytes(tokens, std::max(widest, 2 * hidden));
   }
-  // The most that the embedding, a layer or the head takes on top of that.
+  // The peak that the embedding, a layer or the head needs in addition.
   const int tables = (spec_.learned_positions > 0 ? 1 : 0) + (spec_.token_types > 0 ? 1 : 0);
   size_t peak = matrix_bytes(tokens, spec_.embedding_size) + matrix_bytes(tokens, 1) +
                 static_cast<size_t>(std::max(tables, 1)) * matrix_bytes(tokens, hidden);
@@ -47,7 +47,7 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
     const size_t inputs = layer.parallel ? layer.branches.size() : 1;
     peak = std::max(peak, (inputs + 1) * matrix_bytes(tokens, hidden) + most);
   }
-  if (encoder_ != nullptr) {  // keys and values of its output, and room to make them
+  if (encoder_ != nullptr) {  // keys and values of its output, and scratch to compute them
     size_t most = 0;
     for (const LayerSpec& layer : spec_.layers) {
       for (const BranchSpec& branch : layer.branches) {
@@ -83,11 +83,11 @@ ops::Ops::ShapeLimits Decoder::limits(int64_t tokens, int64_t context) const {
 }
 
 // What a device receives for a step: five arrays of tokens or rows, block tables and sampling
-// descriptors; three arrays and block tables for the rows that need logits. Besides these, types
-// of tokens, the slots that keep states, and ranges of keys, where a model has such. No step has
-// more sequences than it may have rows of logits.
+// descriptors; three arrays and block tables for the rows that need logits; and, depending on the
+// model, token types, slots that save states, and ranges of keys. No step has more sequences than
+// it may have rows of logits.
 size_t Decoder::input_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const {
-  constexpr size_t kLists = size_t{5} << 20;  // lists of samplers, and rounding
+  constexpr size_t kLists = size_t{5} << 20;  // lists of the sampling descriptors, and rounding
   const int64_t blocks =
       (context / ops::kBlockTokens + 2 * kTablePiece) / kTablePiece * kTablePiece;
   const KvCacheSpec cache = kv_cache_spec(spec_, ops::KvType::kF16);
@@ -95,9 +95,10 @@ size_t Decoder::input_bytes(int64_t tokens, int64_t logit_rows, int64_t context)
   const int64_t row = blocks * tables + 4 + int64_t{ops::kSampleRowWords};
   int64_t each = 5 + (spec_.token_types > 0 ? 1 : 0) + (cache.state_group() >= 0 ? 1 : 0);
   for (const KvGroup& group : cache.groups) {
-    if (group.two_way || group.chunk > 0 || group.cross > 0)
-      each += 2 * 2;  // last rows have theirs
+    if (group.two_way || group.chunk > 0 || group.cross > 0 || group.spans != SpanUse::kNone)
+      each += 2 * 2;  // the rows that need logits have theirs, too
   }
+  if (position_axes(spec_) > 1) each += 2;
   return kLists + sizeof(int32_t) * static_cast<size_t>(each * tokens + logit_rows * row);
 }
 
@@ -144,7 +145,7 @@ Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
   if (encoder_ != nullptr) FRESHET_RETURN_IF_ERROR(encoder_->reserve());
   FRESHET_RETURN_IF_ERROR(ops_.set_scratch(ops_.scratch_bytes(limits(tokens, context))));
   FRESHET_RETURN_IF_ERROR(ops_.set_inputs(input_bytes(tokens, logit_rows, context)));
-  arena_ = Arena();  // gives its memory back before the new one is asked for
+  arena_ = Arena();  // frees its memory before the new arena is allocated
   FRESHET_ASSIGN_OR_RETURN(Buffer buffer,
                            Buffer::allocate(arena_bytes(tokens, logit_rows), ops_.memory()));
   arena_ = Arena(std::move(buffer));
@@ -153,11 +154,13 @@ Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
   max_tokens_ = tokens;
   max_logit_rows_ = logit_rows;
   frequencies_.clear();
+  host_frequencies_.clear();
   for (const RopeSpec& rope : spec_.ropes) {
     const std::vector<float> all = rope_frequencies(rope, context);
     Vector& on_device = frequencies_.emplace_back();
     FRESHET_ASSIGN_OR_RETURN(on_device.buffer, ops_.upload(all));
     on_device.size = std::ssize(all);
+    host_frequencies_.push_back(rope.axes.empty() ? std::vector<float>() : all);
   }
   every_.resize(static_cast<size_t>(tokens));
   std::iota(every_.begin(), every_.end(), 0);

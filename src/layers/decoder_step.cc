@@ -9,13 +9,23 @@
 namespace freshet {
 namespace {
 
-// Steps of several rows a sequence are replayed up to this size: their shapes recur with a few
-// sequences only.
+// Steps with several rows per sequence are replayed up to this size: only with few sequences do
+// their shapes recur.
 constexpr int64_t kMostReplayedRows = 64;
+// Of a draft head that reads what one sequence's last step left: few shapes, which repeat.
+constexpr int64_t kMostReplayedFeatures = 16;
+
+// Whether steps of this shape come again: decode steps, those that verify drafts, and a head's.
+bool recurs(const ForwardBatch& batch, bool head) {
+  const int64_t tokens = batch.tokens();
+  if (head && batch.sequences() == 1 && tokens <= kMostReplayedFeatures) return true;
+  return std::ssize(batch.logit_rows) == tokens &&
+         (tokens == batch.sequences() || tokens <= kMostReplayedRows);
+}
 
 }  // namespace
 
-// Copies to the host: logits of the rows that have no sampled token, and all sampled tokens.
+// Copies to the host: logits of rows without a sampled token, and all sampled tokens.
 void Decoder::fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
                     const StepResults& results) {
   const auto sampled = [&](int64_t row) {
@@ -60,8 +70,8 @@ bool Decoder::take_last_rows(const ForwardBatch& batch, const KvStorage& cache) 
   return !last_groups_.empty() && take_logit_rows(batch, last_groups_, last_);
 }
 
-// Fills step_arrays_ and step_key_ (ops::StepInputs). `how`: what decides, besides shapes and
-// addresses, which ops run.
+// Fills step_arrays_ and step_key_ (ops::StepInputs). `how`: the values that decide, besides shapes
+// and addresses, which ops run.
 void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, const Matrix& logits,
                             bool narrows, std::span<const int64_t> how) {
   step_arrays_.assign(
@@ -79,7 +89,7 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
       const uint8_t* const data = state ? cache.states(layer).data : cache.layer(layer).data;
       step_key_.push_back(reinterpret_cast<int64_t>(data));
     }
-    // Another model on the same device has memory of its own.
+    // Another model on the same device has its own memory.
     step_key_.push_back(reinterpret_cast<int64_t>(logits.data));
   }
   if (narrows) {
@@ -107,9 +117,11 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
     }
   }
   add(batch.state_saves);
+  add(even_);
+  if (narrows) add(last_even_);
   if (spec_.token_types > 0) add(types_of(batch));
   if (!batch.ids_from.empty()) step_arrays_.push_back(batch.ids_from);
-  step_arrays_.push_back(batch.samples);  // last: all arrays in front have a known size
+  step_arrays_.push_back(batch.samples);  // last, so that all arrays before it have a known size
 }
 
 void Decoder::find_views(const ForwardBatch& batch, const KvStorage& cache,
@@ -159,23 +171,24 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
     boundaries_.push_back(on_device ? arena_.matrix(tokens, spec_.hidden_size)
                                     : Matrix{to, tokens, spec_.hidden_size, spec_.hidden_size});
   }
-  // Behind the last branch that stores, only some rows go on.
+  // After the last branch that stores, only some rows continue.
   const bool all_rows = wants_states || !batch.scored.empty() || spec_.features.has_value() ||
                         (!boundaries_.empty() && captures_.back() > last_stored_.layer);
   const bool narrows = !all_rows && take_last_rows(batch, cache);
   if (!batch.encoder_inputs.empty()) encode(batch, cache);
   find_views(batch, cache, key_views_);
   if (narrows) find_views(last_, cache, last_key_views_);
+  const bool even = find_even_positions(batch, narrows);
   describe_step(
       batch, cache, logits, narrows,
-      std::array<int64_t, 7>{wants_states, best != nullptr, draws, takes, std::ssize(boundaries_),
-                             batch.own_states, reinterpret_cast<int64_t>(batch.features)});
+      std::array<int64_t, 9>{wants_states, best != nullptr, draws, takes, std::ssize(boundaries_),
+                             batch.own_states, reinterpret_cast<int64_t>(batch.features),
+                             std::ssize(batch.embedding_rows), even});
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_views_};
   Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, last_key_views_, true};
-  // A decode step, or one that verifies drafts.
-  const bool decode =
-      rows == tokens && (tokens == batch.sequences() || tokens <= kMostReplayedRows);
-  ops_.step({step_arrays_, step_key_, decode}, [&] {
+  const bool repeats =
+      even && batch.embedding_rows.empty() && recurs(batch, spec_.features.has_value());
+  ops_.step({step_arrays_, step_key_, repeats}, [&] {
     if (takes) ops_.take_ids(batch.token_ids, batch.ids_from, named_.as<int32_t>());
     run(step, narrows ? &last : nullptr, logits, states, boundaries_);
     if (best == nullptr || rows == 0) return;

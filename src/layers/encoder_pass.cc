@@ -9,17 +9,17 @@
 namespace freshet {
 namespace {
 
-constexpr int64_t kLeastPositions = 512;  // of a pass
-constexpr int64_t kMostInputs = 64;       // of a pass
+constexpr int64_t kLeastPositions = 512;  // per pass
+constexpr int64_t kMostInputs = 64;       // per pass
 
-// The type of the keys and values of a pass, which nobody reads afterwards.
+// The type of the keys and values of a pass, which are dropped after it.
 ops::KvType type_for(const ops::Ops& ops) {
   return ops.device() == nullptr ? ops::KvType::kF32 : ops::KvType::kF16;
 }
 
 }  // namespace
 
-// Inputs of a position of the stem's convolutions, at most.
+// Upper bound of the input features per position of the stem's convolutions.
 static int64_t columns_of(const ModelSpec& spec) {
   return 3 * int64_t{std::max(spec.stem->mel_bins, spec.hidden_size)};
 }
@@ -85,7 +85,7 @@ size_t EncoderPass::stem_scratch() const {
   return ops_.scratch_bytes(l);
 }
 
-// Makes batch_ of as many inputs as a pass has room for.
+// Makes batch_ of as many inputs as fit in a pass.
 size_t EncoderPass::take(std::span<const EncoderInput> inputs) {
   ForwardBatch& b = batch_;
   b.token_ids.clear();
@@ -125,7 +125,7 @@ size_t EncoderPass::take(std::span<const EncoderInput> inputs) {
 }
 
 // gelu(columns_ W^T + bias), one of the stem's convolutions. The result is in memory of the ops,
-// and on the host at `to`, if that is not nullptr.
+// and on the host at `to` unless that is nullptr.
 Matrix EncoderPass::convolve(int which, int64_t rows, int64_t cols, float* to) {
   const int64_t hidden = spec_->hidden_size;
   Matrix columns{columns_.data(), rows, cols, cols}, out{heard_.data(), rows, hidden, hidden};
@@ -147,7 +147,7 @@ Matrix EncoderPass::convolve(int which, int64_t rows, int64_t cols, float* to) {
   return out;
 }
 
-// The residual stream of sounds: convolutions over time as GEMMs of shifted copies.
+// The residual stream of audio: convolutions over time as GEMMs of shifted copies.
 void EncoderPass::hear(std::span<const EncoderInput> inputs) {
   const int64_t hidden = spec_->hidden_size, mels = spec_->stem->mel_bins;
   const auto size = [](int64_t n) { return static_cast<size_t>(n); };
@@ -175,7 +175,7 @@ void EncoderPass::hear(std::span<const EncoderInput> inputs) {
       }
     }
     const Matrix x = convolve(1, half, 3 * hidden, nullptr);
-    // The columns are read; their room is free.
+    // The columns have been read; their memory is free.
     float* const room = ops_.device() != nullptr ? room_.as<float>() : columns_.data();
     const Matrix places{room, half, hidden, hidden};
     ops_.embed(places, weights_->positions, std::span(batch_.positions).first(size(half)), 1.0f);

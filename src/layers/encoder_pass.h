@@ -1,9 +1,9 @@
 // The encoder of an encoder-decoder: runs it on whole inputs, outside the decoder's batch.
 //
 // Inputs are texts, or log-mel features for encoders with a stem. As many as fit run together; an
-// output depends on its own input alone. Keys and values of the encoder's layers live in a cache of
-// its own, in F32, for one pass. Allocates in reserve() only, but for lists that grow to the
-// largest pass. Used by one thread.
+// output depends on its own input alone. Keys and values of the encoder's layers are in a separate
+// cache, in F32 (F16 on a device), for one pass. Allocates in reserve() only, except for lists that
+// grow to the size of the largest pass. Used by one thread.
 #pragma once
 
 #include <memory>
@@ -16,21 +16,21 @@ namespace freshet {
 
 class EncoderPass {
  public:
-  // `ends`: whose embedding is used where `weights` has none. Both may be nullptr for plans.
+  // `ends`: its embedding is used if `weights` has none. Both may be nullptr for plans.
   EncoderPass(std::shared_ptr<const ModelSpec> spec, std::shared_ptr<const ModelWeights> weights,
               std::shared_ptr<const ModelWeights> ends, ops::Ops& ops);
 
-  int64_t positions() const;  // of a pass, at most
+  int64_t positions() const;  // upper bound per pass
   Decoder::Workspace workspace() const;
   Status reserve();
 
-  // Called for each pass: its inputs are [first, first + batch.sequences()) of those given, and
-  // `states` are their outputs, one after the other. Valid during the call.
+  // Called for each pass: its inputs are [first, first + batch.sequences()) of the given ones, and
+  // `states` are their outputs in order. Valid during the call.
   using Sink = FunctionRef<void(size_t first, const ForwardBatch& batch, const Matrix& states)>;
   void run(std::span<const EncoderInput> inputs, Sink sink);
 
  private:
-  size_t stem_scratch() const;  // of a device
+  size_t stem_scratch() const;  // on a device
   size_t take(std::span<const EncoderInput> inputs);
   void hear(std::span<const EncoderInput> inputs);
   Matrix convolve(int which, int64_t rows, int64_t cols, float* to);
@@ -42,9 +42,9 @@ class EncoderPass {
   KvStorage cache_;
   ForwardBatch batch_;
   Buffer states_;               // [positions, hidden]
-  Buffer fetched_, room_;       // on a device: the same on the host, and convolutions' operands
-  Buffer stream_;               // of sounds: [positions, hidden], where a device can read it
-  std::vector<float> columns_;  // of a convolution
+  Buffer fetched_, room_;       // on a device: host copies, and operands of convolutions
+  Buffer stream_;               // audio: [positions, hidden], in memory that a device can read
+  std::vector<float> columns_;  // of a convolution's input
   std::vector<float> heard_;
 };
 

@@ -8,7 +8,7 @@
 namespace freshet {
 namespace {
 
-// What storing the latents takes. `norm` is kept by the caller.
+// The arguments for storing the latents. `norm` must outlive the result.
 ops::LatentAttention storing(const Step& step, const MlaSpec& spec, const MlaWeights& w,
                              int cache_layer, const ops::Input& in, const ops::Norm& norm) {
   ops::LatentAttention all;
@@ -90,7 +90,7 @@ struct MlaKind {
                     const ops::Input& in) {
     mla_store(step, spec, w, cache_layer, in);
   }
-  // The latent and the rotated part, once for all heads.
+  // The latent and the rotated part, which all heads share.
   static BranchCache cache(const Spec& spec, ops::KvType type) {
     return {{type, 1, spec.kv_rank + spec.rope_dim, spec.kv_rank, true}, spec.window};
   }

@@ -29,7 +29,7 @@ void run_mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::In
   step.ops.matmul(up, down);
 }
 
-// For the tokens that see a picture.
+// Runs the MLP only for the tokens that see a picture.
 void run_sighted(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input& in,
                  const Into& into) {
   FRESHET_CHECK(into.add, "an MLP for some tokens adds to the stream");

@@ -2,7 +2,7 @@
 //
 // forward() runs one ragged batch: it writes the batch's keys and values to the cache and the
 // logits of the requested rows to its results. It allocates nothing; the batch must fit the limits
-// of the plan. Called from one thread at a time. Only spec() tells which architecture it is.
+// of the plan. Called from one thread at a time. Only spec() says which architecture it is.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class Model {
   // at most `context` tokens. Must be called before forward().
   virtual size_t workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const = 0;
   virtual Status reserve(int64_t tokens, int64_t logit_rows, int64_t context) = 0;
-  // From the next reserve() on, steps may be asked for the residual stream behind given layers
+  // From the next reserve() on, steps may ask for the residual stream after the given layers
   // (StepResults::boundaries). Ascending, from 0 to the number of layers.
   virtual Status capture(const std::vector<int>& boundaries) {
     return boundaries.empty() ? Status() : unsupported("this model shows no inner states");
@@ -52,13 +52,13 @@ class Model {
   virtual void finish(const ForwardBatch& /*batch*/, const StepResults& /*results*/, int /*turn*/) {
   }
 
-  // What reads and moves stored keys and values; nullptr: they can only be attended to.
+  // Ops that can read and move stored keys and values; nullptr: attention only.
   virtual ops::Ops* key_ops() { return nullptr; }
 
-  // For models that share weights with this one, such as its draft heads; nullptr: it shows none.
+  // For models that share weights with this one, such as its draft heads; nullptr: not supported.
   virtual std::shared_ptr<const ModelWeights> share() const { return nullptr; }
 
-  // The tower for pictures; nullptr: the model has none, or it is not where pictures can be read.
+  // The tower for pictures; nullptr: the model has none, or it wasn't loaded.
   virtual VisionTower* vision() { return nullptr; }
 
   // Every weight: name, format, shape, bytes, kernel; for `inspect`.

@@ -12,7 +12,7 @@ MlpSpec shared_mlp(const MoeSpec& spec) {
   return shared;
 }
 
-// The shared expert, which adds to the experts' sum by itself or through a gate.
+// Adds the shared expert to the experts' sum, with or without a gate.
 void add_shared_expert(Step& step, const MoeSpec& spec, const MoeWeights& w, const Matrix& out,
                        ops::MoeBlock& block) {
   const int64_t tokens = out.rows;

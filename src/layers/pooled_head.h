@@ -1,9 +1,9 @@
-// What a model makes of the states of a text instead of tokens: an embedding, or scores.
+// Turns the states of a text into an embedding or scores instead of tokens.
 //
-// A head pools the states after the final norm to one vector and runs a few small layers on it.
-// The layers are plain F32 on the host, in a fixed order of sums: a text has the same bits in
-// every batch. Immutable after loading, so safe to use from many threads; a PoolState belongs to
-// one text.
+// A head pools the states after the final norm to one vector and runs a few small layers on it. The
+// layers are plain F32 on the host, in a fixed order of sums: a text has the same bits in every
+// batch. Immutable after loading, so safe to use from many threads; a PoolState belongs to one
+// text.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ enum class PoolKind {
   kMeanSqrt  // the sum divided by the square root of the number of tokens
 };
 
-// One layer behind the pooling.
+// One layer after the pooling.
 struct HeadStage {
   enum class Kind { kLinear, kLayerNorm, kRmsNorm };
   enum class Act { kNone, kTanh, kGelu, kGeluTanh, kRelu, kSilu, kSigmoid };
@@ -56,8 +56,8 @@ struct PooledHeads {
 
   std::optional<PooledHead> classifier;
   std::vector<std::string> labels;  // [classifier->size]
-  // One score passes through a sigmoid, several through a softmax, unless the request wants them
-  // as they are.
+  // One score passes through a sigmoid, several through a softmax, unless the request asks for raw
+  // scores.
   bool sigmoid_default = true;
 };
 

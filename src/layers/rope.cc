@@ -35,7 +35,7 @@ void scale_llama3(const RopeSpec& rope, std::vector<float>& freq) {
 }
 
 void scale_yarn(const RopeSpec& rope, const std::vector<float>& powers, std::vector<float>& freq) {
-  // The dimension that turns `rotations` times within the original context.
+  // The dimension that makes `rotations` turns within the original context.
   const auto dimension = [&](double rotations) {
     return rope.rotary_dim * std::log(rope.original_context / (rotations * 2 * std::numbers::pi)) /
            (2 * std::log(rope.theta));

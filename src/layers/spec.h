@@ -31,7 +31,7 @@ struct RopeSpec {
     kLongRope,  // arXiv:2402.13753: a divisor for each frequency, one list below original_context
     kFactors,   // a divisor for each frequency, whatever the context (GGUF's rope_freqs)
     // No rotation: features are scaled by 1 + factor ln(1 + floor((position + 1) /
-    // original_context)), which makes attention sharper far into a text (arXiv:2501.19399).
+    // original_context)), which sharpens attention in long texts (arXiv:2501.19399).
     kTemperature,
   };
   double theta = 10000.0;
@@ -39,16 +39,16 @@ struct RopeSpec {
   bool interleaved = false;  // pairs (2i, 2i + 1) rather than (i, i + rotary_dim / 2)
   Scaling scaling = Scaling::kNone;
   double factor = 1.0;
-  double original_context = 0;           // that the model was trained with, before stretching
+  double original_context = 0;           // context length in training, before stretching
   float attention_factor = 1.0f;         // cos and sin are multiplied by it
   double beta_fast = 32, beta_slow = 1;  // YaRN's ramp, in rotations
   bool truncate = true;                  // ... with its ends rounded to whole dimensions
   double low_freq_factor = 1, high_freq_factor = 4;  // Llama 3
   std::vector<float> short_factors, long_factors;  // [rotary_dim / 2]; kFactors uses the short ones
   // Empty, or [rotary_dim / 2]: tokens have positions on several axes (M-RoPE, arXiv:2409.12191),
-  // and each frequency is multiplied by the one on this axis.
+  // and frequency i is multiplied by the position on axis axes[i].
   std::vector<int> axes;
-  // Each axis has the frequencies of its share of the features, beginning anew (towers).
+  // Frequencies start anew on each axis, for that axis' share of the features (towers).
   bool axial = false;
 
   int axis_count() const;  // 1 without `axes`
@@ -63,7 +63,7 @@ struct NormSpec {
   bool bias = false;
 };
 
-// Where queries and keys are normalised, before they rotate or (norm_after_rope) after it.
+// Where queries and keys are normalised: before the rotation, or after it (norm_after_rope).
 enum class QkNorm {
   kNone,
   kHead,          // each head by itself, one weight [head_dim] for all
@@ -79,7 +79,7 @@ struct AttentionSpec {
   int value_dim = 0;  // of values
   int window = 0;     // 0: full; otherwise a query sees itself and window - 1 tokens before it
   int rope = -1;      // index in ModelSpec::ropes; -1: no rotation
-  bool rotates_keys = true;  // false: the rope is for queries alone
+  bool rotates_keys = true;  // false: only queries are rotated
   float scale = 1.0f;
   float softcap = 0.0f;
   bool sinks = false;
@@ -90,18 +90,19 @@ struct AttentionSpec {
   bool norm_after_rope = false;
   int input_size = 0;  // features that queries, keys and values are projected from; 0: hidden_size
   int chunk = 0;       // > 0: a query sees the tokens of its own chunk of this many positions only
-  // A query also sees the tokens behind it: all, or window - 1 of them.
+  // A query also sees the tokens after it: all, or the next window - 1.
   bool two_way = false;
   bool key_bias = true;  // keys have a bias if qkv_bias says so
-  // > 0: scores get a learned bias for each head and distance (T5, arXiv:1910.10683 section 2.1).
-  // Distances share `bias_buckets` numbers, and those of bias_distance or more share the last.
+  // > 0: scores get a learned bias per head and distance (T5, arXiv:1910.10683 section 2.1).
+  // Distances are grouped into `bias_buckets` buckets; the last one has all distances from
+  // bias_distance on.
   int bias_buckets = 0;
   int bias_distance = 0;
-  // The result is multiplied by the sigmoid of a projection of the input, before `out`. The
-  // checkpoint has its rows behind each head's queries.
+  // The result is multiplied by the sigmoid of a projection of the input, before `out`. In the
+  // checkpoint, its rows follow each head's queries.
   bool output_gate = false;
   SpanUse spans = SpanUse::kNone;
-  // [heads], or empty: what a score loses for each position that its key is behind the query
+  // [heads], or empty: how much a score decreases per position of distance between query and key
   // (ALiBi, arXiv:2108.12409).
   std::vector<float> slopes;
 
@@ -109,20 +110,20 @@ struct AttentionSpec {
 };
 
 // Attention of a decoder's tokens to all of an encoder's output, whose keys and values are written
-// to the cache once for each sequence.
+// to the cache once per sequence.
 struct CrossAttentionSpec {
   int heads = 0;
   int head_dim = 0;
   float scale = 1.0f;
   int encoder_size = 0;    // features of the encoder's output
-  int encoder_length = 0;  // most positions of it
+  int encoder_length = 0;  // upper bound of its positions
   bool qkv_bias = false;
   bool key_bias = true;  // as in AttentionSpec
   bool out_bias = false;
-  int kv_heads = 0;                 // 0: as many as heads
-  std::optional<NormSpec> qk_norm;  // of each head of queries and keys
-  // The encoder is a tower of pictures: a token sees the rows that ForwardBatch::views gives it. In
-  // sequences without pictures the branch does nothing.
+  int kv_heads = 0;                 // 0: the same as heads
+  std::optional<NormSpec> qk_norm;  // of each query and key head
+  // The encoder is a tower for pictures: a token sees the rows that ForwardBatch::views gives it.
+  // In sequences without pictures the branch does nothing.
   bool pictures = false;
   bool tanh_gate = false;  // the output is scaled by the tanh of a weight
 };
@@ -132,8 +133,8 @@ struct MlaSpec {
   int heads = 0;
   int q_rank = 0;  // 0: queries are projected directly
   int kv_rank = 0;
-  int nope_dim = 0;  // features of a query or key head that do not rotate, in front ...
-  int rope_dim = 0;  // ... of those that do
+  int nope_dim = 0;  // features of a query or key head that don't rotate, ...
+  int rope_dim = 0;  // ... followed by those that do
   int value_dim = 0;
   int window = 0;  // as in AttentionSpec
   int rope = -1;   // as in AttentionSpec
@@ -154,8 +155,8 @@ struct MlpSpec {
   bool xielu = false;  // in place of `activation`; not gated
   bool bias = false;
   bool down_bias = false;   // of the down projection alone
-  float gate_scale = 1.0f;  // of gate(x), before the activation
-  bool sighted = false;     // runs for tokens that see a picture, and does nothing for others
+  float gate_scale = 1.0f;  // factor of gate(x), before the activation
+  bool sighted = false;     // runs only for tokens that see a picture
   bool tanh_gate = false;   // as in CrossAttentionSpec
 };
 
@@ -166,13 +167,13 @@ struct MoeSpec {
   bool router_bias = false;
   bool router_correction = false;
   bool expert_bias = false;
-  bool weight_before = false;  // an expert's input is scaled by its weight, and not its output
+  bool weight_before = false;  // an expert's input is scaled by its weight rather than its output
   int shared_ff = 0;           // 0: no shared expert
   bool shared_gate = false;    // the shared expert is scaled by a sigmoid gate
 };
 
-// Layers that keep a state of constant size for each sequence (ops/state.h). In all of them
-// `taps` counts the tokens that a depthwise causal convolution reads, itself included.
+// Layers that keep a state of constant size per sequence (ops/state.h). In all of them `taps` is
+// the number of tokens that a depthwise causal convolution reads, including the current one.
 
 // out(C * conv(B * u)), with B, C and u projected from the input (LFM2).
 struct ShortConvSpec {
@@ -189,10 +190,10 @@ struct MambaSpec {
   int dt_rank = 0;
   bool conv_bias = true;
   bool proj_bias = false;
-  std::optional<NormSpec> inner_norm;  // of the step size's low rank, of B and of C
+  std::optional<NormSpec> inner_norm;  // of the step size's low-rank projection, of B and of C
 };
 
-// One with a decay for each head (Mamba-2, arXiv:2405.21060).
+// The same with a decay per head (Mamba-2, arXiv:2405.21060).
 struct Mamba2Spec {
   int heads = 0;
   int head_dim = 0;
@@ -202,7 +203,7 @@ struct Mamba2Spec {
   bool conv_bias = true;
   bool proj_bias = false;
   float dt_min = 0.0f, dt_max = 0.0f;  // limits of step sizes; dt_max 0: none
-  std::optional<NormSpec> norm;        // of the result, in `norm_groups` parts; none: gate alone
+  std::optional<NormSpec> norm;  // of the result, in `norm_groups` parts; absent: only the gate
   int norm_groups = 1;
   bool norm_before_gate = false;
   // Multipliers of the parts of the input projection: gate, x, B, C, step sizes (Falcon-H1).
@@ -254,7 +255,7 @@ struct BranchSpec {
 
 struct LayerSpec {
   std::vector<BranchSpec> branches;  // in the order in which they add to the residual stream
-  // All branches, or the first `together` ones (0: all), read the layer's input. Of those, a branch
+  // All branches, or the first `together` ones (0: all), read the layer's input. Of these, a branch
   // without norms.in shares the normalised input of the branch before it.
   bool parallel = false;
   int together = 0;
@@ -291,7 +292,7 @@ struct LayerSpec {
 };
 
 // How a draft head (EAGLE, an MTP layer) makes its residual stream from the embedding e of a token
-// and the target's features f of the token before it; or that a part of a model (models/parts.h)
+// and the target's features f of the previous token; or how a part of a model (models/parts.h)
 // continues the stream of the part before it.
 struct FeatureSpec {
   int width = 0;  // of the target's features
@@ -306,13 +307,13 @@ struct FeatureSpec {
   std::optional<NormSpec> input_norm;  // kPaired: on the target's features, before W
   std::optional<NormSpec> embedding_norm, feature_norm;
   bool normed_residual = false;  // kPaired: x itself is normalised
-  // The states that the head gives for its own next step are those before the final norm.
+  // The states that the head returns for its own next step are taken before the final norm.
   bool raw_states = false;
 };
 
-// How an encoder of sound makes its residual stream from log-mel features: two convolutions of
-// three taps over time with a GELU behind each, the second with a stride of 2, then learned
-// positions (Whisper, arXiv:2212.04356).
+// How an audio encoder makes its residual stream from log-mel features: two convolutions of three
+// taps over time, each followed by a GELU, the second with a stride of 2, then learned positions
+// (Whisper, arXiv:2212.04356).
 struct AudioStemSpec {
   int mel_bins = 0;
 };
@@ -320,12 +321,12 @@ struct AudioStemSpec {
 struct VisionSpec;
 
 struct ModelSpec {
-  std::string architecture;  // for people
+  std::string architecture;  // for display
   int vocab_size = 0;
   int hidden_size = 0;
   std::vector<LayerSpec> layers;
   std::vector<RopeSpec> ropes;
-  int64_t max_context = 0;  // positions that the model is said to handle
+  int64_t max_context = 0;  // positions that the model supports according to its configuration
 
   float embedding_scale = 1.0f;
   int embedding_size = 0;  // width of the table; differs from hidden_size only with projections
@@ -338,16 +339,16 @@ struct ModelSpec {
   bool generates = true;  // has a head over the vocabulary; encoders have none
 
   std::optional<FeatureSpec> features;  // of a draft head
-  std::optional<AudioStemSpec> stem;    // of an encoder of sound
-  bool shared_embedding = false;        // of an encoder: its embedding is the decoder's
+  std::optional<AudioStemSpec> stem;    // of an audio encoder
+  bool shared_embedding = false;        // an encoder uses the decoder's embedding
 
-  // Whose output the layers' CrossAttentionSpecs read. It ends with its final norm.
+  // The encoder whose output the layers' CrossAttentionSpecs read. It ends with its final norm.
   std::shared_ptr<const ModelSpec> encoder;
 
-  // The tower for pictures; nullptr: the model reads text alone.
+  // The tower for pictures; nullptr: the model only reads text.
   std::shared_ptr<const VisionSpec> vision;
-  // > 0: the position table is not learned: position p has sines and then cosines of
-  // p * 10000^(-i / sine_divisor), i = 0 .. hidden_size / 2 - 1.
+  // > 0: the position table isn't learned: position p has sines and then cosines of p * 10000^(-i /
+  // sine_divisor), i = 0 .. hidden_size / 2 - 1.
   int sine_divisor = 0;
 
   float residual_scale = 1.0f;  // of each branch before it is added
@@ -356,20 +357,20 @@ struct ModelSpec {
   float logits_softcap = 0.0f;
 };
 
-// A tower for pictures: patches are projected to a stream, layers run on it, and a connector makes
-// rows of the width of the language model.
+// A tower for pictures: patches are projected to a stream, layers run on it, and a connector turns
+// the states into rows of the language model's width.
 struct VisionSpec {
-  std::string family;  // for people
+  std::string family;  // for display
 
   // Input: squares of `side` pixels, or, if that is 0, the patches of pictures of any size. Patches
-  // that become one row follow one another.
+  // that are merged into one row are adjacent.
   int side = 0;
   int patch = 14;        // side in pixels
-  int patch_values = 0;  // numbers of a patch: 3 * patch * patch * times
+  int patch_values = 0;  // values per patch: 3 * patch * patch * times
   bool patch_bias = false;
   bool class_row = false;  // a learned row before the patches of each square
-  // Learned positions: one for each row of a square; or those of a square grid, which is stretched
-  // to the picture's.
+  // Learned positions: one per row of a square; or those of a square grid, which is stretched to
+  // the picture's grid.
   int64_t positions = 0;
   bool stretched_positions = false;
   std::optional<NormSpec> stem_norm;  // before the layers
@@ -378,29 +379,29 @@ struct VisionSpec {
   int window = 0;    // side of a window in rows of the result, for layers with SpanUse::kOnly
 
   // Pictures of several squares whose patches see one another (Llama 3.2 Vision).
-  int tiles = 0;                   // most squares of a picture; 0: each square is by itself
+  int tiles = 0;                   // most squares per picture; 0: squares are independent
   int tile_layouts = 0;            // rows of the tables of positions, by layout of tiles
-  std::optional<ModelSpec> later;  // further layers, behind the final norm of `blocks`
-  std::vector<int> kept;           // states behind these of the blocks are joined to the result
+  std::optional<ModelSpec> later;  // further layers after the final norm of `blocks`
+  std::vector<int> kept;  // states after these layers of `blocks` are concatenated to the result
 
   // Connector.
   int width = 0;             // of the rows: the language model's
   bool drops_first = false;  // the first row of each square: the class
   int merge = 1;             // merge x merge patches become one row
-  bool mean = false;         // by their mean; otherwise their features stand side by side
+  bool mean = false;         // by averaging; otherwise features are concatenated
   std::optional<NormSpec> merge_norm;
-  bool norm_merged = false;  // it normalises the merged row; otherwise each patch
-  int inner = 0;             // features of a hidden layer; 0: a single projection
+  bool norm_merged = false;  // the norm is of the merged row; otherwise of each patch
+  int inner = 0;             // hidden features; 0: a single projection
   bool connector_bias = false;
-  bool connector_transposed = false;  // the checkpoint has it as [in, out]
+  bool connector_transposed = false;  // the checkpoint stores it as [in, out]
   ops::Activation activation = ops::Activation::kGelu;
-  // States behind these of the blocks, ascending, become rows by connectors of their own, which are
-  // added to the stream behind the first layers of the language model (DeepStack,
+  // States after these layers of `blocks`, in ascending order, become rows by connectors of their
+  // own, which are added to the stream after the first layers of the language model (DeepStack,
   // arXiv:2406.04334).
   std::vector<int> deep;
 
-  int32_t image_token = -1;  // the id of the tokens that rows stand for
-  bool cross = false;        // rows are read by cross-attention, and a token stands for a picture
+  int32_t image_token = -1;  // the id of the tokens that rows replace
+  bool cross = false;        // rows are read by cross-attention, and one token stands for a picture
 
   int merged_width() const {
     const int features = blocks.hidden_size * (1 + static_cast<int>(kept.size()));
@@ -408,29 +409,29 @@ struct VisionSpec {
   }
 };
 
-// How many positions a token has: 3 with M-RoPE, or 1.
+// Positions per token: 3 with M-RoPE, otherwise 1.
 int position_axes(const ModelSpec& spec);
 // Whether the tokens of a picture see one another: then they are computed in one step.
 bool sees_whole_pictures(const ModelSpec& spec);
 
-// One layer of cache for each branch that remembers something, in the order of the branches. Cache
+// One cache layer for each branch that stores tokens or states, in the order of the branches. Cache
 // layers with the same kind, window, chunk and direction share a group; groups are in the order of
 // their first layers.
 KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types);
 
-// Whether tokens see those behind them: then a sequence is computed in one step, whole.
+// Whether tokens see the tokens after them: then a sequence is computed whole, in one step.
 bool reads_both_ways(const ModelSpec& spec);
 
-// The last branch that remembers tokens: tokens that need no logits stop behind it. -1, -1 if
-// no branch does.
+// The last branch that stores tokens or states: rows that need no logits end there. -1, -1 if no
+// branch does.
 struct BranchPlace {
   int layer = -1;
   int branch = -1;
 };
 BranchPlace last_stored(const ModelSpec& spec);
 
-// Whether the parts fit together (heads divide, sizes are positive ...): a spec that passes can be
-// run without failed checks. The error names the part that does not fit.
+// Whether the parts fit together (heads divide, sizes are positive ...): a valid spec runs without
+// failed checks. The error names the part that doesn't fit.
 Status validate(const ModelSpec& spec);
 
 }  // namespace freshet

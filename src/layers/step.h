@@ -25,7 +25,7 @@ struct Step {
   bool stored = false;                 // the keys and values of the tokens are in the cache already
 };
 
-// How a branch ends: out = [out +] scale * branch.
+// What to do with the result of a branch: out = [out +] scale * branch.
 struct Into {
   Matrix out;
   bool add = false;
@@ -54,25 +54,26 @@ inline size_t matrix_bytes(int64_t rows, int64_t cols) {
 ops::Norm norm_of(const NormSpec& spec, const NormWeights& weights);
 ops::Product product_of(const Linear& linear, const Matrix& out);
 ops::Product product_of(const Linear& linear, const Into& into);
-// The step's batch with the block table of a layer of the cache: as keys and values are stored, and
-// as queries attend.
+// The step's batch with the block tables for a cache layer: to store keys and values
+// (stored_batch_of), and to attend (batch_of), which also has the key ranges of view_of.
 ops::AttentionBatch stored_batch_of(const Step& step, int cache_layer);
 const KeyView& view_of(const Step& step, int cache_layer);
 ops::AttentionBatch batch_of(const Step& step, int cache_layer);
-// The states of a layer of the cache, and those that the step reads and writes.
+// The states of a cache layer, and which of them the step reads and writes.
 ops::StateView states_of(const Step& step, int cache_layer);
 ops::StateBatch state_batch_of(const Step& step, int cache_layer);
-// The step's tokens to score in a layer of the cache. `room` holds the result.
+// The tokens of the step whose attention weights are summed per key (key_scores) in a cache layer.
+// `room` holds the result.
 std::span<const ops::ScoredQueries> scored_of(const Step& step, int cache_layer,
                                               std::vector<ops::ScoredQueries>& room);
-// How the step's sequences select blocks in a layer of the cache; empty: every query reads all.
+// How the step's sequences select blocks in a cache layer; empty: every query reads all blocks.
 std::span<const ops::BlockSelection> selections_of(const Step& step, int cache_layer,
                                                    std::vector<ops::BlockSelection>& room);
-// The model's rope of that index; nullptr for -1: no rotation.
+// The model's rope with this index; nullptr for -1 (no rotation).
 const RopeSpec* rope_of(const Step& step, int rope);
 
-// attention_layer.cc: queries, keys and values of equal heads; gqa_store() computes keys and values
-// alone.
+// attention_layer.cc: multi-head and grouped-query attention; gqa_store() only computes and stores
+// keys and values.
 void gqa_attention(Step& step, const AttentionSpec& spec, const AttentionWeights& w,
                    int cache_layer, const ops::Input& in, const Into& into);
 void gqa_store(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int cache_layer,

@@ -1,15 +1,16 @@
 // Pictures of several tiles, whose patches see one another (Llama 3.2 Vision).
 //
-// A tile has a class row, its patches and some rows of padding; tiles that a picture does not use
-// are padding, too. As in the reference, padding takes part: every row sees all others, but padding
-// does not see padding. So rows that are not padding come first, and the others behind them.
+// A tile has a class row, its patches and some padding rows; tiles that a picture doesn't use are
+// padding, too. As in the reference, padding takes part in attention: every row sees all others,
+// except that padding rows don't see each other. So rows that aren't padding come first, followed
+// by the padding rows.
 #include <algorithm>
 
 #include "layers/vision_tower.h"
 
 namespace freshet {
 
-// stream_ = what the layers read, of the patches' projections in stream_.
+// stream_ = the input of the layers, from the patches' projections in stream_.
 void VisionTower::lay_tiles(const VisionInput& input, const Layout& layout) {
   const int64_t hidden = spec_->blocks.hidden_size, positions = layout.rows_of_sequence;
   const int64_t patches = layout.in_row * layout.in_row, rows = patches + 1;
@@ -55,8 +56,8 @@ void VisionTower::lay_tiles(const VisionInput& input, const Layout& layout) {
   }
 }
 
-// columns_ = what the connector reads, tile by tile: the states behind all layers and, for each
-// feature, those behind the layers of VisionSpec::kept. states_ and inner_ are those of the blocks.
+// columns_ = the input of the connector, tile by tile: the states after all layers and, for each
+// feature, those after the layers of VisionSpec::kept. states_ and inner_ are those of the blocks.
 void VisionTower::finish_tiles(const VisionInput& input, const Layout& layout) {
   const int64_t hidden = spec_->blocks.hidden_size, positions = layout.rows_of_sequence;
   const int64_t rows = layout.in_row * layout.in_row + 1, padded = positions / spec_->tiles;

@@ -3,17 +3,17 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ops/device.h"
+
 namespace freshet {
 namespace {
-
-constexpr int64_t kMostSquares = 64;  // of a picture
 
 Matrix matrix_of(std::vector<float>& values, int64_t rows, int64_t cols) {
   FRESHET_CHECK(rows * cols <= std::ssize(values), "a tower's matrix of {} rows", rows);
   return {values.data(), rows, cols, cols};
 }
 
-// Rows of a tile with their padding, which a model was trained with.
+// Rows of a tile including the padding that the model was trained with.
 int64_t padded_rows(const VisionSpec& spec) {
   constexpr int64_t kMultiple = 8;
   const int64_t in_row = spec.side / spec.patch, rows = in_row * in_row + 1;
@@ -23,10 +23,13 @@ int64_t padded_rows(const VisionSpec& spec) {
 }  // namespace
 
 VisionTower::VisionTower(std::shared_ptr<const VisionSpec> spec,
-                         std::shared_ptr<const VisionWeights> weights, ops::Ops& ops)
+                         std::shared_ptr<const VisionWeights> weights, ops::Ops& host,
+                         ops::Ops& ops)
     : spec_(std::move(spec)),
       weights_(std::move(weights)),
-      ops_(ops),
+      ops_(host),
+      layers_(ops),
+      kv_(ops.device() == nullptr ? ops::KvType::kF32 : ops::KvType::kF16),
       blocks_(spec_->blocks, weights_ != nullptr ? weights_->blocks : nullptr, nullptr, {}, ops) {
   const std::vector<int>& captured = spec_->tiles > 0 ? spec_->kept : spec_->deep;
   const Status status = blocks_.capture(captured);
@@ -93,7 +96,7 @@ ops::Ops::ShapeLimits VisionTower::limits(int64_t positions) const {
   return l;
 }
 
-// Of one of the buffers of patches and merged rows.
+// Size of each of the buffers for patches and merged rows.
 size_t VisionTower::buffer_floats(int64_t positions) const {
   const int64_t widest = std::max({spec_->patch_values, spec_->merged_width(), spec_->inner});
   return static_cast<size_t>(positions * widest);
@@ -106,38 +109,51 @@ Decoder::Workspace VisionTower::workspace(int64_t positions) const {
     w.own += later.own;
     w.scratch = std::max(w.scratch, later.scratch);
   }
-  w.scratch = std::max(w.scratch, ops_.scratch_bytes(limits(positions)));
-  const KvCacheSpec cache = kv_cache_spec(spec_->blocks, ops::KvType::kF32);
+  const KvCacheSpec cache = kv_cache_spec(spec_->blocks, kv_);
   size_t layer = 0;
   for (const KvLayer& l : cache.layers) layer = std::max(layer, l.block_bytes());
   w.own += layer * static_cast<size_t>(positions / ops::kBlockTokens + 1 + kMostSquares);
-  const size_t states = static_cast<size_t>(positions * spec_->blocks.hidden_size);
-  w.own += (buffer_floats(positions) + states * (3 + inner_.size())) * sizeof(float);
   return w;
+}
+
+size_t VisionTower::host_bytes(int64_t positions) const {
+  const size_t states = static_cast<size_t>(positions * spec_->blocks.hidden_size);
+  const size_t kept = 3 + inner_.size() + (layers_.device() != nullptr ? 1 : 0);
+  return ops_.scratch_bytes(limits(positions)) +
+         (buffer_floats(positions) + states * kept) * sizeof(float);
 }
 
 Status VisionTower::reserve(int64_t positions) {
   if (positions <= reserved_) return {};
+  if (layers_.device() != nullptr && reserved_ > 0) {
+    return resource_exhausted("a picture of {} patches: there is room for {}; send a smaller one",
+                              positions, reserved_);
+  }
   FRESHET_RETURN_IF_ERROR(blocks_.reserve(positions, 1, positions));
   if (later_ != nullptr) FRESHET_RETURN_IF_ERROR(later_->reserve(positions, 1, positions));
   FRESHET_RETURN_IF_ERROR(ops_.set_scratch(ops_.scratch_bytes(limits(positions))));
-  // Layers of `later` are of the same shape, and take their turns, too.
-  KvCacheSpec cache = kv_cache_spec(spec_->blocks, ops::KvType::kF32);
+  // Layers of `later` have the same shape, and share the cache in turn, too.
+  KvCacheSpec cache = kv_cache_spec(spec_->blocks, kv_);
   cache.takes_turns = true;
   const auto blocks = static_cast<int32_t>(positions / ops::kBlockTokens + 1 + kMostSquares);
   FRESHET_ASSIGN_OR_RETURN(
-      cache_,
-      KvStorage::allocate(cache, std::vector<int32_t>(cache.groups.size(), blocks), ops_.memory()));
+      cache_, KvStorage::allocate(cache, std::vector<int32_t>(cache.groups.size(), blocks),
+                                  layers_.memory()));
   batch_.tables.resize(cache.groups.size());
   columns_.resize(buffer_floats(positions));
   const auto states = static_cast<size_t>(positions * spec_->blocks.hidden_size);
   for (std::vector<float>* buffer : {&stream_, &states_, &room_}) buffer->resize(states);
   for (std::vector<float>& buffer : inner_) buffer.resize(states);
+  if (layers_.device() != nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(sent_,
+                             Buffer::allocate(states * sizeof(float), layers_.host_memory()));
+  }
   reserved_ = positions;
   return {};
 }
 
-// The places of the rows: sequences with their blocks, rows and columns for the rotation, windows.
+// Fills the positions of the rows: sequences with their blocks, rows and columns for the rotation,
+// windows.
 void VisionTower::fill_batch(const Layout& layout) {
   ForwardBatch& b = batch_;
   const int64_t length = layout.rows_of_sequence;
@@ -231,8 +247,8 @@ void VisionTower::add_positions(const Layout& layout, const Matrix& stream) {
   ops_.add(stream, places, 1.0f);
 }
 
-// Those of a square grid, stretched to the picture: between the four that surround a patch, whose
-// corners are those of the grid.
+// Learned positions of a square grid, stretched to the picture: interpolated between the four that
+// surround a patch; the corners coincide.
 void VisionTower::stretch_positions(const Layout& layout, const Matrix& stream) {
   int64_t side = 1;
   while (side * side < spec_->positions) ++side;
@@ -266,7 +282,7 @@ void VisionTower::stretch_positions(const Layout& layout, const Matrix& stream) 
   ops_.add(stream, matrix_of(sum, stream.rows, stream.cols), 1.0f);
 }
 
-// Rows of the result from states, [rows, width] to `out`, in the picture's own order.
+// Rows of the result from states: [rows, width] to `out`, in the picture's own order.
 void VisionTower::connect(const ConnectorWeights& weights, bool norm_merged, const Layout& layout,
                           const Matrix& states, float* out) {
   const int64_t hidden = states.cols, unit = int64_t{spec_->merge} * spec_->merge;
@@ -287,7 +303,7 @@ void VisionTower::connect(const ConnectorWeights& weights, bool norm_merged, con
     ops_.norm(normed, x, norm);
     x = normed;
   }
-  Matrix merged{x.data, x.rows / unit, width, width};  // patches of a row follow one another
+  Matrix merged{x.data, x.rows / unit, width, width};  // patches of a row are adjacent
   if (spec_->mean) {
     merged.data = room_.data();
     for (int64_t r = 0; r < merged.rows; ++r) {
@@ -343,12 +359,17 @@ VisionRows VisionTower::run(const VisionInput& input) {
   if (spec_->stem_norm && spec_->tiles == 0)
     ops_.norm(stream, stream, norm_of(*spec_->stem_norm, weights_->stem_norm));
   batch_.features = stream_.data();
+  if (layers_.device() != nullptr) {
+    std::copy_n(stream_.data(), tokens * hidden, sent_.as<float>());
+    batch_.features = sent_.as<float>();
+  }
   StepResults results;
   results.hidden = states_.data();
   std::vector<float*> boundaries;
   for (std::vector<float>& states : inner_) boundaries.push_back(states.data());
   results.boundaries = boundaries;
   blocks_.forward(batch_, cache_, results);
+  if (layers_.device() != nullptr) layers_.wait();
 
   VisionRows rows;
   rows.rows = VisionTower::rows(*spec_, input);

@@ -1,10 +1,11 @@
 // The tower of a model that reads pictures: runs a VisionSpec on one picture at a time.
 //
-// What it makes of a picture depends on that picture alone, bit for bit, so callers may keep it by
-// the picture's content. Squares of a picture are sequences of one batch. Keys and values live for
-// one layer, in F32, in a cache of the tower's own, which all layers share. Memory is taken in
-// reserve(); a result is a vector of its own. On the host only. Used by one thread, that of the
-// model's steps.
+// The result for a picture depends on that picture alone, bit for bit, so callers may cache it by
+// the picture's content. Squares of a picture are sequences of one batch. Keys and values exist for
+// one layer at a time, in the tower's own cache, which all layers share. Memory is allocated in
+// reserve(); each result is a vector of its own, on the host. On a device the layers run there;
+// patches and connectors, a few percent of the work, stay on the host. Used by one thread, that of
+// the model's steps.
 #pragma once
 
 #include <array>
@@ -16,12 +17,14 @@
 
 namespace freshet {
 
+constexpr int64_t kMostSquares = 64;  // of a picture
+
 // A picture as its processor made it (media/image_input.h).
 struct VisionInput {
   std::span<const float> values;
-  int64_t squares = 0;            // of towers that read squares: [squares, 3, side, side]
-  std::array<int64_t, 2> grid{};  // of others: rows and columns of patches
-  // Of towers with tiles: those that are not padding come first.
+  int64_t squares = 0;            // towers that read squares: [squares, 3, side, side]
+  std::array<int64_t, 2> grid{};  // other towers: rows and columns of patches
+  // Towers with tiles: the tiles that aren't padding come first.
   int64_t used_tiles = 0;
   int64_t tile_layout = 0;
 };
@@ -31,23 +34,27 @@ struct VisionRows {
   int64_t width = 0;
   int levels = 0;             // beyond the first (VisionSpec::deep)
   std::vector<float> values;  // [1 + levels, rows, width]
-  // Of towers with tiles: rows of the used tiles, which come first.
+  // Towers with tiles: rows of the used tiles, which come first.
   int64_t used_rows = 0;
 };
 
 class VisionTower {
  public:
-  // `weights` may be nullptr for plans.
+  // `weights` may be nullptr for plans. `host` runs the ends of the tower and `ops` its layers, for
+  // which VisionWeights::blocks are packed; they may be the same.
   VisionTower(std::shared_ptr<const VisionSpec> spec, std::shared_ptr<const VisionWeights> weights,
-              ops::Ops& ops);
+              ops::Ops& host, ops::Ops& ops);
 
   const VisionSpec& spec() const { return *spec_; }
-  // The positions that a picture takes in the tower, and the rows that become of it.
+  // The positions of a picture in the tower, and the number of result rows.
   static int64_t positions(const VisionSpec& spec, const VisionInput& input);
   static int64_t rows(const VisionSpec& spec, const VisionInput& input);
 
-  // For pictures of at most `positions`.
+  // For pictures of at most `positions`: where the layers run, and on the host beside them.
   Decoder::Workspace workspace(int64_t positions) const;
+  size_t host_bytes(int64_t positions) const;
+  // On a device the first call fixes the memory, before any step: recorded steps hold addresses.
+  // Later ones are errors if they ask for more.
   Status reserve(int64_t positions);
   int64_t reserved() const { return reserved_; }
 
@@ -55,10 +62,10 @@ class VisionTower {
   VisionRows run(const VisionInput& input);
 
  private:
-  // Where the patches of a picture are in its rows.
+  // The order of a picture's patches in its rows.
   struct Layout {
     int64_t sequences = 1;
-    int64_t rows_of_sequence = 0;  // positions, with a class row
+    int64_t rows_of_sequence = 0;  // positions, including a class row
     int64_t in_row = 0;            // patches in a row of a square or of the picture
     int64_t in_column = 0;
     // The order of the merged squares of patches, by windows; empty: as they are given.
@@ -72,7 +79,7 @@ class VisionTower {
   void project_patches(const VisionInput& input, const Layout& layout);
   void add_positions(const Layout& layout, const Matrix& stream);
   void stretch_positions(const Layout& layout, const Matrix& stream);
-  // Of towers with tiles (vision_tiles.cc).
+  // Towers with tiles (vision_tiles.cc).
   void lay_tiles(const VisionInput& input, const Layout& layout);
   void finish_tiles(const VisionInput& input, const Layout& layout);
   void connect(const ConnectorWeights& weights, bool norm_merged, const Layout& layout,
@@ -82,15 +89,18 @@ class VisionTower {
 
   std::shared_ptr<const VisionSpec> spec_;
   std::shared_ptr<const VisionWeights> weights_;
-  ops::Ops& ops_;
+  ops::Ops& ops_;     // of the ends
+  ops::Ops& layers_;  // of the layers
+  ops::KvType kv_;    // of the layers' keys and values
   Decoder blocks_;
   std::unique_ptr<Decoder> later_;  // nullptr without VisionSpec::later
   KvStorage cache_;
   ForwardBatch batch_;
   int64_t reserved_ = 0;
-  std::vector<float> columns_;  // [patches, patch_values]; later rows on their way to the result
+  std::vector<float> columns_;  // [patches, patch_values]; later rows of the result in progress
   std::vector<float> stream_, states_, room_;  // [positions, hidden]
-  // States behind the layers of VisionSpec::deep or VisionSpec::kept.
+  Buffer sent_;  // [positions, hidden]: the stream where a device reads it
+  // States after the layers of VisionSpec::deep or VisionSpec::kept.
   std::vector<std::vector<float>> inner_;
   std::vector<int32_t> tile_order_;  // [positions]: tile * rows + row of each
 };

@@ -1,6 +1,6 @@
 // The weights of a decoder in a device's form: models/ fills them and layers/ reads them.
 //
-// Optional parts are empty where the ModelSpec has none. Immutable after loading. Movable: buffers
+// Optional parts are empty if the ModelSpec has none. Immutable after loading. Movable: buffers
 // keep their addresses.
 #pragma once
 
@@ -35,8 +35,8 @@ struct BranchNormWeights {
   NormWeights in, out, after;
 };
 
-// For a cache of FP8, which has no scales: it holds keys divided by `k` and values divided by `v`.
-// The operations before the cache divide and those behind it multiply, so this takes no time.
+// For an FP8 cache, which has no scales: it holds keys divided by `k` and values divided by `v`.
+// The operations before the cache divide and those after it multiply, so this costs no time.
 struct KvScales {
   float k = 1.0f;
   float v = 1.0f;
@@ -65,7 +65,7 @@ struct MlaWeights {
   NormWeights q_latent_norm, kv_latent_norm;
   Vector sinks;  // [heads]
   // [heads] of [kv_rank + rope_dim, nope_dim + rope_dim]: diag(W_k^T, I), which maps a query into
-  // the space of the cache and leaves its rotated part alone.
+  // the space of the cache and leaves its rotated part unchanged.
   std::vector<ops::Weight> q_absorb;
   std::vector<ops::Weight> v_up;  // [heads] of [value_dim, kv_rank]
 };
@@ -139,7 +139,7 @@ struct LightningWeights {
 
 struct BranchWeights {
   BranchNormWeights norms;
-  // Of the kind that BranchSpec::body has: the alternatives are in the same order.
+  // The alternatives are in the same order as those of BranchSpec::body.
   std::variant<AttentionWeights, MlaWeights, MlpWeights, MoeWeights, ShortConvWeights, MambaWeights,
                Mamba2Weights, DeltaNetWeights, LightningWeights, CrossAttentionWeights>
       body;
@@ -156,19 +156,19 @@ struct ModelWeights {
   ops::Weight positions;    // [learned_positions, hidden]
   ops::Weight token_types;  // [token_types, hidden]
   NormWeights embedded_norm;
-  Linear embedding_in;   // [hidden, embedding_size], if the two differ
+  Linear embedding_in;   // [hidden, embedding_size], if the two sizes differ
   Linear embedding_out;  // [embedding_size, hidden]
-  Linear features;       // of a draft head: [hidden, joined or target's width]
+  Linear features;       // of a draft head: [hidden, joined width or the target's width]
   NormWeights input_norm, embedding_norm, feature_norm;
   std::vector<LayerWeights> layers;
   NormWeights final_norm;
-  Linear stem[2];  // of an encoder of sound: [hidden, 3 * mel_bins], [hidden, 3 * hidden]
+  Linear stem[2];  // of an audio encoder: [hidden, 3 * mel_bins], [hidden, 3 * hidden]
   std::shared_ptr<const ModelWeights> encoder;
   std::shared_ptr<const VisionWeights> vision;  // nullptr: the tower was not loaded
   Linear head;  // [vocab, embedding_size]; empty weight: the embedding, or the model has no head
 };
 
-// What makes rows of a tower's states.
+// Weights of the connector, which turns a tower's states into rows for the language model.
 struct ConnectorWeights {
   NormWeights norm;
   Linear inner, out;
@@ -176,7 +176,8 @@ struct ConnectorWeights {
 
 // Tables of Llama 3.2 Vision, on the host, with their gates applied.
 struct TileWeights {
-  std::vector<float> before, after;   // [layouts, tiles, hidden]: behind the patches; the blocks
+  // [layouts, tiles, hidden]: added after the patches, and after the blocks.
+  std::vector<float> before, after;
   std::vector<float> positions;       // [rows of a tile, hidden]
   std::vector<float> tile_positions;  // [layouts, tiles, rows of a tile, hidden]
 };

@@ -52,13 +52,14 @@ Result<std::vector<std::string>> files_ending_in(const std::string& directory,
   return out;
 }
 
-// The GGUF model in a directory; its shards count as one.
+// The GGUF model in a directory; its shards count as one. A tower beside it does not count.
 Result<std::string> only_gguf(const std::string& directory) {
   FRESHET_ASSIGN_OR_RETURN(std::vector<std::string> files, files_ending_in(directory, ".gguf"));
   std::vector<std::string> models;
   for (std::string& f : files) {
     const auto split = split_name(f);
     if (split && f != split->part(1)) continue;
+    if (fs::path(f).filename().string().starts_with("mmproj") && files.size() > 1) continue;
     models.push_back(std::move(f));
   }
   if (models.size() == 1) return models[0];
@@ -98,6 +99,24 @@ bool exists(const std::string& path) {
   return fs::exists(path, error);
 }
 
+Result<json::Value> read_config(const std::string& directory) {
+  const std::string config = directory + "/config.json";
+  FRESHET_ASSIGN_OR_RETURN(json::Value value, json::parse_file(config));
+  if (!value.is_object()) return invalid_argument("{} is not a JSON object", config);
+  return value;
+}
+
+// Null if there is none, or none that can be read: transformers ignores it as well.
+json::Value read_generation_config(const std::string& directory) {
+  const std::string path = directory + "/generation_config.json";
+  if (!exists(path)) return {};
+  auto parsed = json::parse_file(path);
+  if (parsed.ok() && parsed->is_object()) return std::move(parsed).value();
+  log_warning("{} is ignored: {}", path,
+              parsed.ok() ? "it is not a JSON object" : parsed.status().message());
+  return {};
+}
+
 // An index may only name files in its own directory.
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
@@ -123,11 +142,23 @@ std::vector<std::string> files_of_index(const json::Value& index) {
 Result<Checkpoint> Checkpoint::open_bare(const std::string& path) {
   Checkpoint c;
   c.path_ = path;
+  if (constexpr std::string_view kConfig = "/config.json"; path.ends_with(kConfig)) {
+    c.path_.resize(path.size() - kConfig.size());
+    FRESHET_ASSIGN_OR_RETURN(c.config_, read_config(c.path_));
+    c.generation_config_ = read_generation_config(c.path_);
+    return c;
+  }
   FRESHET_RETURN_IF_ERROR(c.open_files({path}));
   return c;
 }
 
-Result<Checkpoint> Checkpoint::open(const std::string& path) {
+Result<Checkpoint> Checkpoint::open(const std::string& path, const std::string& tower) {
+  FRESHET_ASSIGN_OR_RETURN(Checkpoint c, open_model(path));
+  if (!tower.empty()) FRESHET_RETURN_IF_ERROR(c.open_tower(tower));
+  return c;
+}
+
+Result<Checkpoint> Checkpoint::open_model(const std::string& path) {
   Checkpoint c;
   c.path_ = path;
   std::error_code error;
@@ -150,23 +181,27 @@ Result<Checkpoint> Checkpoint::open(const std::string& path) {
 
 Status Checkpoint::open_hugging_face(const std::string& directory) {
   kind_ = Kind::kHuggingFace;
-  const std::string config = directory + "/config.json";
-  if (!exists(config)) {
+  if (!exists(directory + "/config.json")) {
     return not_found("{} holds safetensors but no config.json, which names the architecture",
                      directory);
   }
-  FRESHET_ASSIGN_OR_RETURN(config_, json::parse_file(config));
-  if (!config_.is_object()) return invalid_argument("{} is not a JSON object", config);
-  if (const std::string generation = directory + "/generation_config.json"; exists(generation)) {
-    auto parsed = json::parse_file(generation);
-    if (parsed.ok() && parsed->is_object()) {
-      generation_config_ = std::move(parsed).value();
-    } else {  // transformers ignores it as well
-      log_warning("{} is ignored: {}", generation,
-                  parsed.ok() ? "it is not a JSON object" : parsed.status().message());
+  FRESHET_ASSIGN_OR_RETURN(config_, read_config(directory));
+  generation_config_ = read_generation_config(directory);
+  FRESHET_RETURN_IF_ERROR(open_weights(directory));
+  const std::string path = directory + "/kv_scales.safetensors";
+  if (!exists(path)) return {};
+  FRESHET_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::open(path));
+  for (const TensorSource& t : file.tensors()) {
+    if (!t.name.ends_with(".k_scale") && !t.name.ends_with(".v_scale"))
+      return invalid_argument("{}: tensor '{}' is no factor of keys or values", path, t.name);
+    if (find(t.name) == nullptr) {
+      FRESHET_RETURN_IF_ERROR(add(t));
+    } else {
+      replace(t);
     }
   }
-  return open_weights(directory);
+  safetensors_.push_back(std::move(file));
+  return {};
 }
 
 // As in transformers, a single model.safetensors takes precedence over an index. If an index names
@@ -266,6 +301,24 @@ Status Checkpoint::open_gguf(const std::string& path) {
     return invalid_argument("{}: the parts hold {} of {} tensors", path, tensors_.size(),
                             *expected);
   }
+  return {};
+}
+
+Status Checkpoint::open_tower(const std::string& path) {
+  if (kind_ != Kind::kGguf) {
+    return invalid_argument(
+        "{} has its tower for pictures with it: leave out --mmproj, which is for GGUF files",
+        path_);
+  }
+  FRESHET_ASSIGN_OR_RETURN(GgufFile file, GgufFile::open(path));
+  if (file.get_string("general.architecture") != "clip") {
+    return invalid_argument(
+        "{} is no tower for pictures: --mmproj takes the mmproj file that belongs to the model",
+        path);
+  }
+  for (const TensorSource& t : file.tensors()) FRESHET_RETURN_IF_ERROR(add(t).with_context(path));
+  gguf_.push_back(std::move(file));
+  has_tower_ = true;
   return {};
 }
 

@@ -1,10 +1,11 @@
 // A model's weights on disk, whatever their container; models are assembled from a Checkpoint.
 //
-// open() accepts a directory with config.json and safetensors (a single file takes precedence over
-// shards with model.safetensors.index.json), one .gguf file (or any shard of a split one), or a
-// directory that holds one GGUF model. The mapped files live as long as the Checkpoint;
-// TensorSource pointers survive moving it. Only replace() changes it after opening, so it is safe
-// to read from many threads.
+// open() accepts a directory with config.json and safetensors (a single file before the shards of
+// model.safetensors.index.json; the tensors of kv_scales.safetensors are added, or replace those of
+// their names), one .gguf file (or a shard of a split one), or a directory with one GGUF model,
+// whose tower for pictures is a file of its own (llama.cpp's "mmproj"). The mapped files live as
+// long as the Checkpoint; TensorSource pointers survive moving it. Only replace() changes it after
+// opening, so it is safe to read from many threads.
 #pragma once
 
 #include <memory>
@@ -25,8 +26,9 @@ class Checkpoint {
  public:
   enum class Kind { kHuggingFace, kGguf };
 
-  static Result<Checkpoint> open(const std::string& path);
-  // A .safetensors file without a configuration, e.g. of a draft head.
+  // `tower`: the GGUF file of a GGUF model's tower; "": none.
+  static Result<Checkpoint> open(const std::string& path, const std::string& tower = "");
+  // A file by itself: .safetensors, e.g. of a draft head, or config.json without its weights.
   static Result<Checkpoint> open_bare(const std::string& path);
 
   Kind kind() const { return kind_; }
@@ -36,6 +38,7 @@ class Checkpoint {
   // The (first shard of the) GGUF file, whose metadata applies to all shards; nullptr for Hugging
   // Face.
   const GgufFile* gguf() const { return gguf_.empty() ? nullptr : &gguf_.front(); }
+  const GgufFile* tower() const { return has_tower_ ? &gguf_.back() : nullptr; }
 
   const std::vector<TensorSource>& tensors() const { return tensors_; }
   const TensorSource* find(std::string_view name) const;  // nullptr if absent
@@ -44,16 +47,18 @@ class Checkpoint {
   // Asks the kernel to read all weights ahead.
   void prefetch() const;
 
-  // Puts `tensor` in the place of the one with its name, which must exist. Its data must live as
-  // long as the checkpoint or until it is replaced again. Not while others read.
+  // Replaces the tensor of the same name, which must exist. Its data must live as long as the
+  // checkpoint, or until it is replaced again. Not safe with concurrent readers.
   void replace(const TensorSource& tensor);
 
  private:
+  static Result<Checkpoint> open_model(const std::string& path);
   Status open_hugging_face(const std::string& directory);
   Status open_weights(const std::string& directory);
   Status open_files(const std::vector<std::string>& files);
   Status open_index(const std::string& directory, const json::Value& index);
   Status open_gguf(const std::string& path);
+  Status open_tower(const std::string& path);
   Status add(const TensorSource& tensor);
 
   Kind kind_ = Kind::kHuggingFace;
@@ -62,6 +67,7 @@ class Checkpoint {
   json::Value generation_config_;
   std::vector<SafetensorsFile> safetensors_;
   std::vector<GgufFile> gguf_;
+  bool has_tower_ = false;  // the last of them
   std::vector<TensorSource> tensors_;
   std::unordered_map<std::string, size_t> index_;
   size_t total_bytes_ = 0;

@@ -1,5 +1,5 @@
 // An architecture: how its configuration becomes a ModelSpec, and the names and layout of its
-// weights. One file each; registry.cc lists them.
+// weights. One source file each; architectures.h declares them, registry.cc lists them.
 #pragma once
 
 #include <span>

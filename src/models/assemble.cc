@@ -55,6 +55,24 @@ Status assemble_norms(WeightReader& reader, const BranchNorms& norms, const Norm
   return {};
 }
 
+// A convolution of three taps: [out, in, 3], whose rows multiply columns in the order (in, tap).
+Status assemble_convolution(WeightReader& reader, Role role, int64_t rows, int64_t inputs,
+                            Linear& out) {
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* tensor, reader.require(role, ".weight"));
+  if (tensor->shape != std::vector<int64_t>{rows, inputs, 3})
+    return invalid_argument("tensor '{}' must be [{}, {}, 3]", tensor->name, rows, inputs);
+  if (!tensor->format)
+    return unsupported("tensor '{}' has the type {}", tensor->name, tensor->dtype);
+  Rows source = Rows::shape(*tensor->format, rows, 3 * inputs);
+  for (size_t r = 0; r < source.rows.size(); ++r)
+    source.rows[r] = tensor->data + r * (tensor->bytes / source.rows.size());
+  FRESHET_RETURN_IF_ERROR(reader.pack(out.weight, tensor->name, source));
+  reader.release(*tensor);
+  return reader.vector(out.bias, role, ".bias", -1, rows);
+}
+
+}  // namespace
+
 Status assemble_ends(WeightReader& reader, const ModelSpec& spec, ModelWeights& out) {
   const int64_t width = spec.embedding_size;
   const int64_t hidden = spec.hidden_size;
@@ -73,28 +91,6 @@ Status assemble_ends(WeightReader& reader, const ModelSpec& spec, ModelWeights& 
   if (spec.tied_embeddings || !spec.generates) return {};
   return reader.linear(out.head, Role::kHead, -1, spec.vocab_size, width, spec.logits_bias);
 }
-
-}  // namespace
-
-namespace {
-
-// A convolution of three taps: [out, in, 3], whose rows multiply columns in the order (in, tap).
-Status assemble_convolution(WeightReader& reader, Role role, int64_t rows, int64_t inputs,
-                            Linear& out) {
-  FRESHET_ASSIGN_OR_RETURN(const TensorSource* tensor, reader.require(role, ".weight"));
-  if (tensor->shape != std::vector<int64_t>{rows, inputs, 3})
-    return invalid_argument("tensor '{}' must be [{}, {}, 3]", tensor->name, rows, inputs);
-  if (!tensor->format)
-    return unsupported("tensor '{}' has the type {}", tensor->name, tensor->dtype);
-  Rows source = Rows::shape(*tensor->format, rows, 3 * inputs);
-  for (size_t r = 0; r < source.rows.size(); ++r)
-    source.rows[r] = tensor->data + r * (tensor->bytes / source.rows.size());
-  FRESHET_RETURN_IF_ERROR(reader.pack(out.weight, tensor->name, source));
-  reader.release(*tensor);
-  return reader.vector(out.bias, role, ".bias", -1, rows);
-}
-
-}  // namespace
 
 Status assemble_embedding(WeightReader& reader, const ModelSpec& spec, ModelWeights& out) {
   const int64_t width = spec.embedding_size;

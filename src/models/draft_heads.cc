@@ -5,6 +5,7 @@
 #include "layers/decoder.h"
 #include "models/assemble.h"
 #include "models/decoder_config.h"
+#include "models/draft_head_names.h"
 #include "models/gguf_config.h"
 #include "models/registry.h"
 
@@ -13,100 +14,6 @@ namespace {
 
 using loader::Checkpoint;
 using loader::TensorSource;
-
-// The reference family's file of bare tensors.
-constexpr NameRule kBareEagle[] = {
-    {Role::kFeatures, "fc"},
-    {Role::kAttentionIn, "layer.input_layernorm"},
-    {Role::kMlpIn, "layer.post_attention_layernorm"},
-    {Role::kQuery, "layer.self_attn.q_proj"},
-    {Role::kKey, "layer.self_attn.k_proj"},
-    {Role::kValue, "layer.self_attn.v_proj"},
-    {Role::kOutput, "layer.self_attn.o_proj"},
-    {Role::kGate, "layer.mlp.gate_proj"},
-    {Role::kUp, "layer.mlp.up_proj"},
-    {Role::kDown, "layer.mlp.down_proj"},
-};
-constexpr NameRule kEagle[] = {
-    {Role::kFeatures, "model.fc"},
-};
-// The first layer's norm is that of the embeddings in EAGLE-3.
-constexpr NameRule kMidlayerEagle3[] = {
-    {Role::kFeatures, "model.fc"},
-    {Role::kFeatureInputNorm, "model.input_norm"},
-    {Role::kFeatureNorm, "model.midlayer.hidden_norm"},
-    {Role::kFeatureEmbeddingNorm, "model.midlayer.input_layernorm"},
-    {Role::kMlpIn, "model.midlayer.post_attention_layernorm"},
-    {Role::kQuery, "model.midlayer.self_attn.q_proj"},
-    {Role::kKey, "model.midlayer.self_attn.k_proj"},
-    {Role::kValue, "model.midlayer.self_attn.v_proj"},
-    {Role::kOutput, "model.midlayer.self_attn.o_proj"},
-    {Role::kGate, "model.midlayer.mlp.gate_proj"},
-    {Role::kUp, "model.midlayer.mlp.up_proj"},
-    {Role::kDown, "model.midlayer.mlp.down_proj"},
-};
-constexpr NameRule kLayersEagle3[] = {
-    {Role::kFeatures, "model.fc"},
-    {Role::kFeatureInputNorm, "model.input_norm"},
-    {Role::kFeatureNorm, "model.layers.{}.hidden_norm"},
-    {Role::kFeatureEmbeddingNorm, "model.layers.{}.input_layernorm"},
-};
-constexpr NameRule kGgufEagle3[] = {
-    {Role::kFeatures, "fc"},
-    {Role::kFeatureInputNorm, "enc.output_norm"},
-    {Role::kFeatureNorm, "blk.{}.attn_norm_2|blk.{}.hidden_norm"},
-    {Role::kFeatureEmbeddingNorm, "blk.{}.attn_norm"},
-};
-constexpr NameRule kDeepSeekMtp[] = {
-    {Role::kFeatures, "model.layers.{}.eh_proj"},
-    {Role::kFeatureNorm, "model.layers.{}.hnorm"},
-    {Role::kFeatureEmbeddingNorm, "model.layers.{}.enorm"},
-    {Role::kFinalNorm, "model.layers.{}.shared_head.norm"},
-    {Role::kHead, "model.layers.{}.shared_head.head"},
-    {Role::kEmbedding, "model.layers.{}.embed_tokens"},
-};
-constexpr NameRule kQwen3NextMtp[] = {
-    {Role::kFeatures, "mtp.fc"},
-    {Role::kFeatureNorm, "mtp.pre_fc_norm_hidden"},
-    {Role::kFeatureEmbeddingNorm, "mtp.pre_fc_norm_embedding"},
-    {Role::kFinalNorm, "mtp.norm"},
-    {Role::kAttentionIn, "mtp.layers.{}.input_layernorm"},
-    {Role::kMlpIn, "mtp.layers.{}.post_attention_layernorm"},
-    {Role::kQuery, "mtp.layers.{}.self_attn.q_proj"},
-    {Role::kKey, "mtp.layers.{}.self_attn.k_proj"},
-    {Role::kValue, "mtp.layers.{}.self_attn.v_proj"},
-    {Role::kOutput, "mtp.layers.{}.self_attn.o_proj"},
-    {Role::kQueryNorm, "mtp.layers.{}.self_attn.q_norm"},
-    {Role::kKeyNorm, "mtp.layers.{}.self_attn.k_norm"},
-    {Role::kGate, "mtp.layers.{}.mlp.gate_proj"},
-    {Role::kUp, "mtp.layers.{}.mlp.up_proj"},
-    {Role::kDown, "mtp.layers.{}.mlp.down_proj"},
-    {Role::kRouter, "mtp.layers.{}.mlp.gate"},
-    {Role::kExpertGate, "mtp.layers.{}.mlp.experts.{e}.gate_proj"},
-    {Role::kExpertUp, "mtp.layers.{}.mlp.experts.{e}.up_proj"},
-    {Role::kExpertDown, "mtp.layers.{}.mlp.experts.{e}.down_proj"},
-    {Role::kExpertsGateUp, "mtp.layers.{}.mlp.experts.gate_up_proj"},
-    {Role::kExpertsDown, "mtp.layers.{}.mlp.experts.down_proj"},
-    {Role::kSharedGate, "mtp.layers.{}.mlp.shared_expert.gate_proj"},
-    {Role::kSharedUp, "mtp.layers.{}.mlp.shared_expert.up_proj"},
-    {Role::kSharedDown, "mtp.layers.{}.mlp.shared_expert.down_proj"},
-    {Role::kSharedScale, "mtp.layers.{}.mlp.shared_expert_gate"},
-};
-constexpr NameRule kMimoMtp[] = {
-    {Role::kFeatures, "model.mtp_layers.{}.input_proj"},
-    {Role::kFeatureNorm, "model.mtp_layers.{}.hidden_layernorm"},
-    {Role::kFeatureEmbeddingNorm, "model.mtp_layers.{}.token_layernorm"},
-    {Role::kFinalNorm, "model.mtp_layers.{}.final_layernorm"},
-    {Role::kAttentionIn, "model.mtp_layers.{}.input_layernorm"},
-    {Role::kMlpIn, "model.mtp_layers.{}.post_attention_layernorm"},
-    {Role::kQuery, "model.mtp_layers.{}.self_attn.q_proj"},
-    {Role::kKey, "model.mtp_layers.{}.self_attn.k_proj"},
-    {Role::kValue, "model.mtp_layers.{}.self_attn.v_proj"},
-    {Role::kOutput, "model.mtp_layers.{}.self_attn.o_proj"},
-    {Role::kGate, "model.mtp_layers.{}.mlp.gate_proj"},
-    {Role::kUp, "model.mtp_layers.{}.mlp.up_proj"},
-    {Role::kDown, "model.mtp_layers.{}.mlp.down_proj"},
-};
 
 // Where a head's weights are and how it is built.
 struct Head {
@@ -154,16 +61,6 @@ NormSpec norm_of_target(const ModelSpec& target) {
   NormSpec norm = target.final_norm.value_or(NormSpec());
   norm.bias = false;
   return norm;
-}
-
-// What every head takes from its target.
-void take_ends(ModelSpec& spec, const ModelSpec& target) {
-  spec.vocab_size = target.vocab_size;
-  spec.embedding_size = target.embedding_size;
-  spec.embedding_scale = target.embedding_scale;
-  spec.tied_embeddings = target.tied_embeddings;
-  spec.logits_scale = target.logits_scale;
-  spec.logits_softcap = target.logits_softcap;
 }
 
 Status check_width(const Checkpoint& checkpoint, const ModelSpec& head, const ModelSpec& target) {
@@ -217,11 +114,6 @@ Result<ModelSpec> head_spec(const Checkpoint& checkpoint, const json::Value& giv
     Config config(given);
     spec = decoder_spec(config, name, {});
     FRESHET_RETURN_IF_ERROR(config.status());
-    if (spec.layers.size() > 1 &&
-        find_weight(checkpoint, "model.layers.1.self_attn.q_proj") != nullptr) {
-      return unsupported("{}: the head has {} layers; heads of one layer are supported",
-                         checkpoint.path(), spec.layers.size());
-    }
   } else {
     if (target.layers.front().find<AttentionSpec>() == nullptr ||
         target.layers.front().find<MlpSpec>() == nullptr) {
@@ -236,17 +128,30 @@ Result<ModelSpec> head_spec(const Checkpoint& checkpoint, const json::Value& giv
     spec.layers = {{{{{.in = norm_of_target(target)}, a},
                      {{.in = norm_of_target(target)}, target.layers.front().mlp()}}}};
   }
-  spec.layers.resize(1);
   return spec;
 }
 
+// EAGLE-1 and -2 feed a state back in a way that is defined for one layer.
+Status take_one_layer(const Checkpoint& checkpoint, ModelSpec& spec) {
+  if (spec.layers.size() > 1 &&
+      find_weight(checkpoint, "model.layers.1.self_attn.q_proj") != nullptr) {
+    return unsupported("{}: the head has {} layers; EAGLE heads of one layer are supported",
+                       checkpoint.path(), spec.layers.size());
+  }
+  spec.layers.resize(1);
+  return {};
+}
+
 // Sizes and biases that the tensors tell.
-Status read_layer(const HeadFile& file, ModelSpec& spec) {
-  FRESHET_ASSIGN_OR_RETURN(const TensorSource* gate, file.matrix(Role::kGate));
-  spec.layers[0].mlp().ff = static_cast<int>(std::min<int64_t>(gate->shape[0], 1 << 24));
-  spec.layers[0].attention().qkv_bias = file.has(Role::kQuery, ".bias");
-  spec.layers[0].attention().out_bias = file.has(Role::kOutput, ".bias");
-  spec.layers[0].mlp().bias = file.has(Role::kGate, ".bias");
+Status read_layers(const HeadFile& file, ModelSpec& spec) {
+  for (int i = 0; i < std::ssize(spec.layers); ++i) {
+    LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
+    FRESHET_ASSIGN_OR_RETURN(const TensorSource* gate, file.matrix(Role::kGate, i));
+    layer.mlp().ff = static_cast<int>(std::min<int64_t>(gate->shape[0], 1 << 24));
+    layer.attention().qkv_bias = file.has(Role::kQuery, ".bias", i);
+    layer.attention().out_bias = file.has(Role::kOutput, ".bias", i);
+    layer.mlp().bias = file.has(Role::kGate, ".bias", i);
+  }
   return {};
 }
 
@@ -264,7 +169,8 @@ Result<Head> plan_eagle(const Checkpoint& checkpoint, const ModelSpec& target) {
   FRESHET_ASSIGN_OR_RETURN(spec, head_spec(checkpoint, checkpoint.config(), target, "eagle"));
   FRESHET_RETURN_IF_ERROR(check_width(checkpoint, spec, target));
   take_ends(spec, target);
-  FRESHET_RETURN_IF_ERROR(read_layer(file, spec));
+  FRESHET_RETURN_IF_ERROR(take_one_layer(checkpoint, spec));
+  FRESHET_RETURN_IF_ERROR(read_layers(file, spec));
   if (!file.has(Role::kAttentionIn)) spec.layers[0].branches[0].norms.in.reset();
   spec.final_norm.reset();
   FeatureSpec f;
@@ -304,6 +210,26 @@ bool flag_of(const json::Value& config, std::string_view key) {
   return config.get_bool(key, eagle != nullptr && eagle->get_bool(key, false));
 }
 
+// The mask of a head that drafts in one pass, which has a tensor 'mask_hidden'. -1: it has none.
+Result<int32_t> mask_token(const Checkpoint& checkpoint, const json::Value& config,
+                           const ModelSpec& target) {
+  if (find_tensor(checkpoint, "model.mask_hidden") == nullptr) return -1;
+  const TensorSource* const own = find_weight(checkpoint, "model.embed_tokens");
+  const int64_t known = own != nullptr ? own->shape.front() : target.vocab_size;
+  for (const char* key : {"pard_token", "ptd_token_id", "mask_token_id"}) {
+    const json::Value* const found = config.find(key);
+    if (found == nullptr || !found->is_number()) continue;
+    const auto id = found->as_int64();
+    if (id && *id >= 0 && *id < known) return static_cast<int32_t>(*id);
+    return invalid_argument("{}: {} is not a token of an embedding of {}", checkpoint.path(), key,
+                            known);
+  }
+  return invalid_argument(
+      "{}: tensor 'mask_hidden' is for drafts in one pass, and config.json names no mask: none of "
+      "pard_token, ptd_token_id and mask_token_id",
+      checkpoint.path());
+}
+
 Result<Head> plan_eagle3(const Checkpoint& checkpoint, const ModelSpec& target) {
   Head head;
   FRESHET_ASSIGN_OR_RETURN(const json::Value config, head_config(checkpoint, target));
@@ -327,7 +253,9 @@ Result<Head> plan_eagle3(const Checkpoint& checkpoint, const ModelSpec& target) 
   const NormSpec norm = *spec.final_norm;
   FRESHET_RETURN_IF_ERROR(check_width(checkpoint, spec, target));
   take_ends(spec, target);
-  FRESHET_RETURN_IF_ERROR(read_layer(file, spec));
+  // A configuration may have the target's number of layers.
+  if (midlayer || !file.has(Role::kQuery, ".weight", 1)) spec.layers.resize(1);
+  FRESHET_RETURN_IF_ERROR(read_layers(file, spec));
   spec.layers[0].branches[0].norms.in.reset();
   spec.layers[0].attention().input_size = 2 * spec.hidden_size;
   if (!file.has(Role::kFinalNorm)) spec.final_norm.reset();
@@ -360,6 +288,7 @@ Result<Head> plan_eagle3(const Checkpoint& checkpoint, const ModelSpec& target) 
   f.normed_residual = flag_of(config, "norm_before_residual") && f.feature_norm.has_value();
   f.raw_states = !flag_of(config, "norm_output");
   spec.features = f;
+  FRESHET_ASSIGN_OR_RETURN(head.plan.mask_token, mask_token(checkpoint, config, target));
   return head;
 }
 
@@ -543,12 +472,22 @@ Status read_ends(WeightReader& reader, const Head& head, const ModelSpec& target
   const TensorSource* const table =
       reader.find_name(reader.is_gguf() ? "token_embd.weight" : "model.embed_tokens.weight");
   if (table == nullptr) return {};
-  FRESHET_ASSIGN_OR_RETURN(const Rows rows,
-                           reader.rows(*table, target.vocab_size, spec.hidden_size));
+  // A mask token may lie behind the target's vocabulary.
+  const int64_t known = std::max<int64_t>(target.vocab_size, table->shape.front());
+  FRESHET_ASSIGN_OR_RETURN(const Rows rows, reader.rows(*table, known, spec.hidden_size));
   return reader.pack(out.embedding, table->name, rows, {}, ops::Use::kTable);
 }
 
 }  // namespace
+
+void take_ends(ModelSpec& spec, const ModelSpec& target) {
+  spec.vocab_size = target.vocab_size;
+  spec.embedding_size = target.embedding_size;
+  spec.embedding_scale = target.embedding_scale;
+  spec.tied_embeddings = target.tied_embeddings;
+  spec.logits_scale = target.logits_scale;
+  spec.logits_softcap = target.logits_softcap;
+}
 
 Result<HeadPlan> plan_head(HeadKind kind, const Checkpoint& checkpoint, const ModelSpec& target,
                            const HeadOverrides& overrides) {
@@ -567,11 +506,19 @@ Result<DraftHead> load_head(HeadKind kind, const Checkpoint& checkpoint, const M
   WeightReader reader(checkpoint, head.architecture, ops, none);
   ModelWeights weights;
   FRESHET_RETURN_IF_ERROR(read_features(reader, checkpoint, head, weights));
-  weights.layers.resize(1);
-  FRESHET_RETURN_IF_ERROR(assemble_layer(
-      reader, head.plan.spec.layers[0], head.plan.spec.hidden_size, head.layer, weights.layers[0]));
+  const ModelSpec& spec = head.plan.spec;
+  weights.layers.resize(spec.layers.size());
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    FRESHET_RETURN_IF_ERROR(assemble_layer(reader, spec.layers[i], spec.hidden_size,
+                                           head.layer + static_cast<int>(i), weights.layers[i]));
+  }
   FRESHET_RETURN_IF_ERROR(read_ends(reader, head, target.spec(), weights));
   DraftHead out;
+  if (head.plan.mask_token >= 0) {
+    FRESHET_ASSIGN_OR_RETURN(
+        out.mask_features,
+        reader.values(*find_tensor(checkpoint, "model.mask_hidden"), spec.features->width));
+  }
   FRESHET_ASSIGN_OR_RETURN(out.target_ids, read_target_ids(checkpoint, head.plan.spec,
                                                            target.spec(), overrides.absolute_ids));
   auto model = std::make_unique<Decoder>(head.plan.spec,

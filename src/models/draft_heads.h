@@ -29,12 +29,17 @@ struct HeadPlan {
   // Whether each of the features has a norm of its own (EAGLE 3.1's fc_norm).
   bool norms_each_feature = false;
   size_t weight_bytes = 0;
+  // Of a head that drafts several tokens in one pass (P-EAGLE, arXiv:2602.01469): the token that
+  // stands for those to come; -1: it drafts one.
+  int32_t mask_token = -1;
 };
 
 struct DraftHead {
   HeadPlan plan;
   std::unique_ptr<Model> model;
   std::vector<int32_t> target_ids;  // the target's ids of the head's logits; empty: the same
+  // With a mask token: the features of its rows, of plan.spec.features->width numbers.
+  std::vector<float> mask_features;
 };
 
 // Departures from what a head's files say, to find out how it was trained.
@@ -48,6 +53,8 @@ struct HeadOverrides {
   bool absolute_ids = false;        // d2t holds ids instead of offsets
 };
 
+// What every head takes from its target: the embedding, and its head where it has none.
+void take_ends(ModelSpec& spec, const ModelSpec& target);
 // `checkpoint`: the head's own file or folder, or the target's for an MTP layer.
 Result<HeadPlan> plan_head(HeadKind kind, const loader::Checkpoint& checkpoint,
                            const ModelSpec& target, const HeadOverrides& overrides = {});

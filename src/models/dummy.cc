@@ -8,10 +8,9 @@
 
 namespace freshet::models {
 
-Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, DummyFormat format,
-                                           ops::Ops& ops) {
-  DummyMaker make(spec, format, ops);
-  ModelWeights w;
+namespace {
+
+Status make_weights(DummyMaker& make, const ModelSpec& spec, ModelWeights& w) {
   const int64_t hidden = spec.hidden_size, width = spec.embedding_size;
   const bool experts = std::ranges::any_of(
       spec.layers, [](const LayerSpec& layer) { return layer.find<MoeSpec>() != nullptr; });
@@ -50,7 +49,24 @@ Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, DummyFormat fo
     FRESHET_RETURN_IF_ERROR(make.linear(w.head, "head", Role::kHead, spec.vocab_size, width,
                                         spec.logits_bias, experts ? Fill::kHead : Fill::kPlain));
   }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, DummyFormat format,
+                                           ops::Ops& ops) {
+  DummyMaker make(spec, format, ops);
+  ModelWeights w;
+  FRESHET_RETURN_IF_ERROR(make_weights(make, spec, w));
   return std::unique_ptr<Model>(new Decoder(spec, std::move(w), make.take_infos(), ops));
+}
+
+Result<size_t> dummy_bytes(const ModelSpec& spec, DummyFormat format, ops::Ops& ops) {
+  DummyMaker make(spec, format, ops, true);
+  ModelWeights w;
+  FRESHET_RETURN_IF_ERROR(make_weights(make, spec, w));
+  return make.bytes();
 }
 
 }  // namespace freshet::models

@@ -19,5 +19,7 @@ using DummyFormat = FunctionRef<quant::Format(Role role, int layer, int64_t cols
 
 Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, DummyFormat format,
                                            ops::Ops& ops);
+// What its weights take, before they are made.
+Result<size_t> dummy_bytes(const ModelSpec& spec, DummyFormat format, ops::Ops& ops);
 
 }  // namespace freshet::models

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "ops/device.h"
 #include "quant/fp8.h"
 #include "tensor/dtype.h"
 
@@ -43,6 +44,12 @@ Status DummyMaker::matrix(ops::Weight& out, const std::string& name, quant::Form
     return unsupported("random weights of type {}: nothing here writes it",
                        quant::info(format).name);
   }
+  if (count_only_) {
+    const ops::Device* const device = ops_.device();
+    bytes_ += device != nullptr ? static_cast<size_t>(device->packed_bytes(format, rows, cols, use))
+                                : static_cast<size_t>(rows) * quant::row_bytes(format, cols);
+    return {};
+  }
   const std::vector<uint8_t>& pool = pool_of(format, rows, cols, fill);
   const size_t bytes = quant::row_bytes(format, cols);
   std::vector<const uint8_t*> pointers(static_cast<size_t>(rows));
@@ -57,6 +64,10 @@ Status DummyMaker::matrix(ops::Weight& out, const std::string& name, quant::Form
 }
 
 Status DummyMaker::vector(Vector& out, int64_t size, float value) {
+  if (count_only_) {
+    bytes_ += sizeof(float) * static_cast<size_t>(size);
+    return {};
+  }
   FRESHET_ASSIGN_OR_RETURN(out.buffer,
                            ops_.upload(std::vector<float>(static_cast<size_t>(size), value)));
   out.size = size;

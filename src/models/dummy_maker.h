@@ -1,5 +1,5 @@
 // Random weights in a format, for branches of any kind (branch_loading.h) and for what is around
-// the layers.
+// the layers. With `count_only` nothing is made, and bytes() tells what would be.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ enum class Fill { kPlain, kRouter, kEmbedding, kHead };
 
 class DummyMaker {
  public:
-  DummyMaker(const ModelSpec& spec, DummyFormat format, ops::Ops& ops)
-      : spec_(spec), format_(format), ops_(ops) {}
+  DummyMaker(const ModelSpec& spec, DummyFormat format, ops::Ops& ops, bool count_only = false)
+      : spec_(spec), format_(format), ops_(ops), count_only_(count_only) {}
 
   void set_layer(int layer) { layer_ = layer; }
 
@@ -38,6 +38,8 @@ class DummyMaker {
   Status mlp(MlpWeights& out, const MlpSpec& spec, int64_t hidden, const std::string& prefix);
 
   std::vector<Model::WeightInfo> take_infos() { return std::move(infos_); }
+  // With count_only: of all weights, packed.
+  size_t bytes() const { return bytes_; }
 
  private:
   const std::vector<uint8_t>& pool_of(quant::Format format, int64_t rows, int64_t cols, Fill fill);
@@ -45,6 +47,8 @@ class DummyMaker {
   const ModelSpec& spec_;
   DummyFormat format_;
   ops::Ops& ops_;
+  bool count_only_;
+  size_t bytes_ = 0;
   int layer_ = 0;
   std::map<std::tuple<quant::Format, int64_t, Fill>, std::vector<uint8_t>> pools_;
   std::vector<Model::WeightInfo> infos_;

@@ -128,6 +128,13 @@ class Translator {
 
   void rope_scaling(std::string_view architecture) {
     json::Object rope;
+    const auto sections = gguf_.get_ints(prefix_ + "rope.dimension_sections");
+    if (checkpoint_.tower() != nullptr && sections && sections->size() >= 3) {
+      // Time, rows and columns; a fourth axis is not used.
+      rope["rope_type"] = json::Value("default");
+      rope["mrope_section"] =
+          json::Value(json::Array{(*sections)[0], (*sections)[1], (*sections)[2]});
+    }
     if (const auto factors = factors_of("rope_freqs.weight")) {
       rope["rope_type"] = json::Value("factors");
       rope["short_factor"] = *factors;
@@ -194,6 +201,11 @@ Result<json::Value> gguf_config(const loader::Checkpoint& checkpoint) {
   FRESHET_CHECK(checkpoint.gguf() != nullptr, "not a GGUF checkpoint");
   const auto architecture = checkpoint.gguf()->get_string("general.architecture");
   if (!architecture) return invalid_argument("GGUF: 'general.architecture' is missing");
+  if (*architecture == "clip") {
+    return invalid_argument(
+        "{} is a tower for pictures: give the model's own file, and this one with --mmproj",
+        checkpoint.path());
+  }
   return Translator(checkpoint, *architecture).translate(*architecture);
 }
 

@@ -55,6 +55,9 @@ class Family {
     if (architecture_ == "llama" && get("expert_count").value_or(0) > 0) type_ = "mixtral";
     if (architecture_ == "olmo2" && get("attention.sliding_window")) type_ = "olmo3";
     if (architecture_ == "deepseek2") deepseek();
+    // With pictures, tokens have positions on three axes.
+    if (checkpoint_.tower() != nullptr && architecture_ == "qwen2vl") type_ = "qwen2_vl_text";
+    if (checkpoint_.tower() != nullptr && architecture_ == "qwen3vl") type_ = "qwen3_vl_text";
     if (architecture_ == "gemma2" || architecture_ == "gemma3") query_scale();
     experts();
     attention();

@@ -1,3 +1,6 @@
+// Llama and models with its configuration: a decoder with RMS norms, grouped-query attention, RoPE
+// and a SwiGLU MLP; attention and MLP may have biases. Other architectures name only how their
+// weights differ from Llama's.
 #include "models/architectures.h"
 #include "models/decoder_config.h"
 

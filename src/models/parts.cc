@@ -134,6 +134,22 @@ Result<std::unique_ptr<Model>> load_part(const loader::Checkpoint& checkpoint,
   return std::unique_ptr<Model>(std::move(model));
 }
 
+Result<std::unique_ptr<Model>> load_head(const loader::Checkpoint& checkpoint,
+                                         const Architecture& architecture, const ModelSpec& spec,
+                                         ops::Ops& ops) {
+  const Progress no_progress;
+  WeightReader reader(checkpoint, architecture, ops, no_progress);
+  ModelSpec own = spec;
+  own.layers.clear();
+  own.features = FeatureSpec{};
+  own.features->width = spec.hidden_size;
+  own.features->use = FeatureSpec::Use::kStream;
+  ModelWeights weights;
+  FRESHET_RETURN_IF_ERROR(assemble_ends(reader, spec, weights));
+  return std::unique_ptr<Model>(
+      std::make_unique<Decoder>(own, std::move(weights), reader.take_infos(), ops));
+}
+
 Result<std::vector<LinearTensor>> linear_tensors(const WeightReader& reader, const ModelSpec& spec,
                                                  const Part& part) {
   std::vector<LinearTensor> out;

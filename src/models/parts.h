@@ -4,7 +4,8 @@
 // parallel layer stay together. Each is a Model of its own. The first reads token ids, the others
 // read ForwardBatch::features, the residual stream [tokens, hidden] of the part before; all give
 // the stream behind them as StepResults::boundaries, of which there is one. Logits are not wanted.
-// Running all parts in order gives the bits of running the whole model. Errors name the tensor.
+// Running all parts in order gives the bits of running the whole model. What makes logits of the
+// last stream is a Model of its own, without layers. Errors name the tensor.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,11 @@ std::vector<Part> parts_of(const ModelSpec& spec);
 Result<std::unique_ptr<Model>> load_part(const loader::Checkpoint& checkpoint,
                                          const Architecture& architecture, const ModelSpec& spec,
                                          const Part& part, ops::Ops& ops);
+
+// The final norm and the head: reads the stream behind the last part and gives logits.
+Result<std::unique_ptr<Model>> load_head(const loader::Checkpoint& checkpoint,
+                                         const Architecture& architecture, const ModelSpec& spec,
+                                         ops::Ops& ops);
 
 // Where the inputs of linear layers come from: those with the same one read the same numbers.
 enum class InputOf {

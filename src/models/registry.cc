@@ -12,6 +12,7 @@
 #include "models/architectures.h"
 #include "models/assemble.h"
 #include "models/gguf_config.h"
+#include "models/mmproj.h"
 #include "models/pooled_heads.h"
 #include "models/towers.h"
 #include "models/weight_cache.h"
@@ -157,8 +158,8 @@ Result<ModelSpec> read_settled(const loader::Checkpoint& checkpoint, const json:
   FRESHET_ASSIGN_OR_RETURN(ModelSpec spec, read_spec(config));
   // Its head gives scores (pooled_heads.h).
   if (is_classifier(config)) spec.generates = false;
-  if (checkpoint.kind() != loader::Checkpoint::Kind::kGguf)
-    FRESHET_RETURN_IF_ERROR(add_tower(checkpoint.config(), spec));
+  FRESHET_ASSIGN_OR_RETURN(const json::Value whole, whole_config(checkpoint));
+  FRESHET_RETURN_IF_ERROR(add_tower(whole, spec));
   warning = settle_head(checkpoint, *architecture, spec);
   return spec;
 }
@@ -176,6 +177,7 @@ namespace {
 struct Loading {
   const loader::Checkpoint& checkpoint;
   ops::Ops& ops;
+  ops::Ops* host;  // for the ends of a tower; nullptr: a device takes text alone
   const Progress& progress;
   const Architecture* architecture = nullptr;
   ModelSpec spec;
@@ -187,18 +189,19 @@ Result<ModelWeights> assemble_all(const Loading& l, WeightCache* packed, WeightC
   WeightReader reader(l.checkpoint, *l.architecture, l.ops, l.progress, packed, copy);
   FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, assemble(reader, l.spec));
   infos = reader.take_infos();
-  const TowerFamily* const tower = tower_of(l.checkpoint.config());
-  if (l.spec.vision != nullptr && l.ops.device() == nullptr && has_tower(l.checkpoint, *tower)) {
+  FRESHET_ASSIGN_OR_RETURN(const json::Value whole, whole_config(l.checkpoint));
+  const TowerFamily* const tower = tower_of(whole);
+  if (l.spec.vision != nullptr && l.host != nullptr && has_tower(l.checkpoint, *tower)) {
     const Architecture named{.type = tower->type, .spec = nullptr, .names = {}};
-    Architecture parts[2] = {named, named};
+    Architecture parts[3] = {named, named, named};
     int part = 0;
-    const auto make = [&](std::span<const NameRule> names) {
+    const auto make = [&](std::span<const NameRule> names, bool layers) {
       Architecture& of = parts[part++];
-      of.names = names;
-      return WeightReader(l.checkpoint, of, l.ops, l.progress, packed, copy);
+      of.names = of.gguf_names = names;
+      return WeightReader(l.checkpoint, of, layers ? l.ops : *l.host, l.progress, packed, copy);
     };
     FRESHET_ASSIGN_OR_RETURN(VisionWeights read,
-                             assemble_tower(make, *tower, *l.spec.vision, infos));
+                             assemble_tower(make, *tower, l.checkpoint, *l.spec.vision, infos));
     weights.vision = std::make_shared<const VisionWeights>(std::move(read));
   }
   if (l.spec.encoder == nullptr) return weights;
@@ -216,7 +219,8 @@ Result<std::unique_ptr<Model>> load_packing(const Loading& l, WeightCache* packe
   FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, assemble_all(l, packed, nullptr, infos));
   const size_t total = l.checkpoint.total_bytes();
   if (l.progress) l.progress(total, total);
-  return std::unique_ptr<Model>(new Decoder(l.spec, std::move(weights), std::move(infos), l.ops));
+  return std::unique_ptr<Model>(
+      new Decoder(l.spec, std::move(weights), std::move(infos), l.ops, l.host));
 }
 
 Result<std::unique_ptr<Model>> load_mapped(const Loading& l, const std::string& path,
@@ -315,22 +319,42 @@ Result<ModelSpec> read_spec(const loader::Checkpoint& checkpoint) {
   return std::move(described.spec);
 }
 
-Result<std::unique_ptr<Model>> load_model(const loader::Checkpoint& checkpoint, ops::Ops& ops,
-                                          const Progress& progress,
-                                          const std::string& weight_cache) {
-  FRESHET_ASSIGN_OR_RETURN(const json::Value config, models::config_of(checkpoint));
-  models::Loading l{checkpoint, ops, progress};
-  FRESHET_ASSIGN_OR_RETURN(l.architecture, models::find_architecture(config));
+namespace models {
+namespace {
+
+Result<std::unique_ptr<Model>> load(const loader::Checkpoint& checkpoint, ops::Ops& ops,
+                                    ops::Ops* host, const Progress& progress,
+                                    const std::string& weight_cache) {
+  FRESHET_ASSIGN_OR_RETURN(const json::Value config, config_of(checkpoint));
+  Loading l{checkpoint, ops, host, progress};
+  FRESHET_ASSIGN_OR_RETURN(l.architecture, find_architecture(config));
   std::string warning;
-  FRESHET_ASSIGN_OR_RETURN(l.spec, models::read_settled(checkpoint, config, warning));
+  FRESHET_ASSIGN_OR_RETURN(l.spec, read_settled(checkpoint, config, warning));
   if (!warning.empty()) log_warning("{}", warning);
   if (!weight_cache.empty() && ops.device() != nullptr) {
     log_warning("--weight-cache-dir is not used: {} packs for itself", ops.device()->name());
   } else if (!weight_cache.empty()) {
-    FRESHET_ASSIGN_OR_RETURN(auto model, models::load_cached(l, weight_cache));
+    FRESHET_ASSIGN_OR_RETURN(auto model, load_cached(l, weight_cache));
     if (model != nullptr) return model;
   }
-  return models::load_packing(l, nullptr);
+  return load_packing(l, nullptr);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> load_model_on(const loader::Checkpoint& checkpoint, ops::Ops& ops,
+                                             ops::Ops& host, const Progress& progress,
+                                             const std::string& weight_cache) {
+  return load(checkpoint, ops, &host, progress, weight_cache);
+}
+
+}  // namespace models
+
+Result<std::unique_ptr<Model>> load_model(const loader::Checkpoint& checkpoint, ops::Ops& ops,
+                                          const Progress& progress,
+                                          const std::string& weight_cache) {
+  ops::Ops* const host = ops.device() == nullptr ? &ops : nullptr;
+  return models::load(checkpoint, ops, host, progress, weight_cache);
 }
 
 }  // namespace freshet

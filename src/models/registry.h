@@ -1,10 +1,12 @@
 // The list of architectures, and reading a specification from a bare configuration.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "layers/model.h"
 #include "loader/checkpoint.h"
 #include "models/architecture.h"
 
@@ -28,6 +30,12 @@ struct Description {
   ModelSpec spec;
 };
 Result<Description> describe(const loader::Checkpoint& checkpoint);
+
+// load_model() for a device: `host` runs the ends of a tower for pictures, whose layers run on
+// `ops`. It must outlive the model.
+Result<std::unique_ptr<Model>> load_model_on(const loader::Checkpoint& checkpoint, ops::Ops& ops,
+                                             ops::Ops& host, const Progress& progress,
+                                             const std::string& weight_cache);
 
 // Whether the model's embedding and the weights of its first and last layer are in the files,
 // without reading them. The error names what is missing.

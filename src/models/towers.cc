@@ -16,13 +16,80 @@ std::span<const TowerFamily> tower_families() {
   return list;
 }
 
+// llama.cpp's names.
+constexpr NameRule kGgufNames[] = {
+    {Role::kPatches, "v.patch_embd"},
+    {Role::kClassRow, "v.class_embd"},
+    {Role::kPositions, "v.position_embd"},
+    {Role::kEmbeddedNorm, "v.pre_ln"},
+    {Role::kFinalNorm, "v.post_ln"},
+    {Role::kAttentionIn, "v.blk.{}.ln1"},
+    {Role::kQuery, "v.blk.{}.attn_q"},
+    {Role::kKey, "v.blk.{}.attn_k"},
+    {Role::kValue, "v.blk.{}.attn_v"},
+    {Role::kQkv, "v.blk.{}.attn_qkv"},
+    {Role::kOutput, "v.blk.{}.attn_out"},
+    {Role::kMlpIn, "v.blk.{}.ln2"},
+    {Role::kGate, "v.blk.{}.ffn_gate"},
+    {Role::kUp, "v.blk.{}.ffn_up"},
+    {Role::kDown, "v.blk.{}.ffn_down"},
+    {Role::kConnectorNorm, "mm.soft_emb_norm|v.post_ln"},
+    {Role::kConnectorIn, "mm.0"},
+    {Role::kConnectorOut, "mm.2|mm.model.fc|mm.input_projection"},
+    {Role::kDeepNorm, "v.deepstack.{}.norm"},
+    {Role::kDeepIn, "v.deepstack.{}.fc1"},
+    {Role::kDeepOut, "v.deepstack.{}.fc2"},
+};
+
+// Older converters gave the two matrices of an MLP each other's name.
+std::span<const NameRule> gguf_names_of(const loader::Checkpoint& checkpoint,
+                                        const VisionSpec& spec) {
+  static const std::vector<NameRule> swapped = [] {
+    std::vector<NameRule> names(std::begin(kGgufNames), std::end(kGgufNames));
+    names.push_back({Role::kUp, "v.blk.{}.ffn_down"});
+    names.push_back({Role::kDown, "v.blk.{}.ffn_up"});
+    return names;
+  }();
+  const loader::TensorSource* const down = checkpoint.find("v.blk.0.ffn_down.weight");
+  const int64_t hidden = spec.blocks.hidden_size;
+  const bool other = down != nullptr && down->shape.size() == 2 && down->shape[0] != hidden &&
+                     down->shape[1] == hidden;
+  return other ? std::span<const NameRule>(swapped) : kGgufNames;
+}
+
+// Patches of two frames whose weights are two tensors [rows, channels, side, side]: the frames of
+// a channel follow one another.
+Result<Rows> join_frames(const loader::TensorSource& first, const loader::TensorSource& second,
+                         int64_t rows, int64_t values) {
+  const quant::FormatInfo& info = quant::info(*first.format);
+  if (second.format != first.format || second.shape != first.shape || info.block_size != 1)
+    return invalid_argument("tensors '{}' and '{}' differ in type or shape, or have blocks",
+                            first.name, second.name);
+  Rows out = Rows::shape(*first.format, rows, values);
+  const size_t frame = first.bytes / static_cast<size_t>(rows) / 3;  // of a channel
+  FRESHET_ASSIGN_OR_RETURN(Buffer joined, Buffer::allocate(2 * first.bytes));
+  auto* to = joined.as<uint8_t>();
+  for (int64_t row = 0; row < rows; ++row) {
+    out.rows[static_cast<size_t>(row)] = to;
+    for (int64_t channel = 0; channel < 3; ++channel) {
+      const size_t at = static_cast<size_t>(row * 3 + channel) * frame;
+      to = std::copy_n(first.data + at, frame, to);
+      to = std::copy_n(second.data + at, frame, to);
+    }
+  }
+  out.owned.push_back(std::move(joined));
+  return out;
+}
+
 // A convolution whose stride is its size: [rows, channels ...] as a matrix.
 Status assemble_patches(WeightReader& reader, const VisionSpec& spec, Linear& out) {
   const int64_t rows = spec.blocks.hidden_size;
   FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor,
                            reader.require(Role::kPatches, ".weight"));
+  const loader::TensorSource* const second = reader.find_name(tensor->name + ".1");
+  const int64_t frames = second != nullptr ? 2 : 1;
   if (tensor->shape.empty() || tensor->shape[0] != rows ||
-      tensor->elements() != rows * spec.patch_values) {
+      frames * tensor->elements() != rows * spec.patch_values) {
     return invalid_argument("tensor '{}' must have {} rows of {} numbers", tensor->name, rows,
                             spec.patch_values);
   }
@@ -31,6 +98,10 @@ Status assemble_patches(WeightReader& reader, const VisionSpec& spec, Linear& ou
   Rows source = Rows::shape(*tensor->format, rows, spec.patch_values);
   const size_t stride = tensor->bytes / source.rows.size();
   for (size_t r = 0; r < source.rows.size(); ++r) source.rows[r] = tensor->data + r * stride;
+  if (second != nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(source, join_frames(*tensor, *second, rows, spec.patch_values));
+    reader.release(*second);
+  }
   FRESHET_RETURN_IF_ERROR(reader.pack(out.weight, tensor->name, source));
   reader.release(*tensor);
   return spec.patch_bias ? reader.vector(out.bias, Role::kPatches, ".bias", -1, rows) : Status();
@@ -104,6 +175,7 @@ Status add_tower(const json::Value& config, ModelSpec& text) {
 }
 
 bool has_tower(const loader::Checkpoint& checkpoint, const TowerFamily& family) {
+  if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf) return checkpoint.tower() != nullptr;
   const WeightNames names = WeightNames::safetensors(family.names);
   for (int choice = 0;; ++choice) {
     const std::string stem = names.stem(Role::kPatches, -1, -1, choice);
@@ -113,10 +185,12 @@ bool has_tower(const loader::Checkpoint& checkpoint, const TowerFamily& family) 
 }
 
 Result<VisionWeights> assemble_tower(MakeReader make, const TowerFamily& family,
-                                     const VisionSpec& spec,
+                                     const loader::Checkpoint& checkpoint, const VisionSpec& spec,
                                      std::vector<Model::WeightInfo>& infos) {
   VisionWeights out;
-  WeightReader reader = make(family.names);
+  const bool gguf = checkpoint.kind() == loader::Checkpoint::Kind::kGguf;
+  const auto names = gguf ? gguf_names_of(checkpoint, spec) : family.names;
+  WeightReader reader = make(names, false);
   const int64_t hidden = spec.blocks.hidden_size;
   FRESHET_RETURN_IF_ERROR(assemble_patches(reader, spec, out.patches));
   if (spec.class_row) {
@@ -135,24 +209,28 @@ Result<VisionWeights> assemble_tower(MakeReader make, const TowerFamily& family,
     FRESHET_RETURN_IF_ERROR(
         reader.norm(out.stem_norm, Role::kEmbeddedNorm, *spec.stem_norm, -1, hidden));
   }
-  FRESHET_ASSIGN_OR_RETURN(out.blocks, assemble_blocks(reader, spec.blocks));
+  WeightReader layers = make(names, true);
+  FRESHET_ASSIGN_OR_RETURN(out.blocks, assemble_blocks(layers, spec.blocks));
   if (spec.tiles > 0) FRESHET_RETURN_IF_ERROR(assemble_tiles(reader, spec, out.tiles));
   constexpr ConnectorRoles kMain{Role::kConnectorNorm, Role::kConnectorIn, Role::kConnectorOut};
   constexpr ConnectorRoles kDeep{Role::kDeepNorm, Role::kDeepIn, Role::kDeepOut};
   FRESHET_RETURN_IF_ERROR(assemble_connector(reader, spec, kMain, -1, spec.norm_merged,
-                                             family.connector_norm_less_one ? 1.0f : 0.0f,
+                                             family.connector_norm_less_one && !gguf ? 1.0f : 0.0f,
                                              out.connector));
   out.deep.resize(spec.deep.size());
   for (size_t i = 0; i < out.deep.size(); ++i) {
+    // GGUF files count the layers, others the connectors.
+    const int index = gguf ? spec.deep[i] - 1 : static_cast<int>(i);
     FRESHET_RETURN_IF_ERROR(
-        assemble_connector(reader, spec, kDeep, static_cast<int>(i), true, 0.0f, out.deep[i]));
+        assemble_connector(reader, spec, kDeep, index, true, 0.0f, out.deep[i]));
   }
   const auto add_infos = [&](WeightReader& from) {
     for (Model::WeightInfo& info : from.take_infos()) infos.push_back(std::move(info));
   };
   add_infos(reader);
+  add_infos(layers);
   if (!spec.later) return out;
-  WeightReader later = make(family.later_names);
+  WeightReader later = make(family.later_names, true);
   FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, assemble(later, *spec.later));
   FRESHET_RETURN_IF_ERROR(gate_attention(later, *spec.later, weights));
   out.later = std::make_shared<const ModelWeights>(std::move(weights));

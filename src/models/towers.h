@@ -44,12 +44,15 @@ const TowerFamily* tower_of(const json::Value& config);
 // kind is left out: such models read text.
 Status add_tower(const json::Value& config, ModelSpec& text);
 
-// Whether the files hold the tower's weights.
+// Whether the files hold the tower's weights. Those of GGUF files (models/mmproj.h) have the same
+// names in all families.
 bool has_tower(const loader::Checkpoint& checkpoint, const TowerFamily& family);
-// Reads it with the family's names; `make` makes a reader that has them.
-using MakeReader = FunctionRef<WeightReader(std::span<const NameRule> names)>;
+// Reads it with the family's names; `make` makes a reader that has them, for what runs the layers
+// or for what runs the ends of the tower.
+using MakeReader = FunctionRef<WeightReader(std::span<const NameRule> names, bool layers)>;
 Result<VisionWeights> assemble_tower(MakeReader make, const TowerFamily& family,
-                                     const VisionSpec& spec, std::vector<Model::WeightInfo>& infos);
+                                     const loader::Checkpoint& checkpoint, const VisionSpec& spec,
+                                     std::vector<Model::WeightInfo>& infos);
 // Parts of it (tower_mllama.cc): the tables of tiles; and output projections of attention times
 // the tanh of a weight.
 Status assemble_tiles(WeightReader& reader, const VisionSpec& spec, TileWeights& out);

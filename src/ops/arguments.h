@@ -26,8 +26,8 @@ struct Product {
   PrefetchNext prefetch_next = {};  // read from a group's last product
 };
 
-// xIELU (arXiv:2411.13010), an activation with slopes that are weights of a layer:
-// x > 0: positive x^2 + beta x; otherwise: negative (e^min(x, eps) - 1 - x) + beta x.
+// xIELU (arXiv:2411.13010), an activation whose slopes are weights of a layer. x > 0: positive x^2
+// + beta x; otherwise: negative (e^min(x, eps) - 1 - x) + beta x.
 struct Xielu {
   float positive = 0.8f, negative = 0.8f, beta = 0.5f, eps = -1e-6f;
 };
@@ -64,9 +64,9 @@ struct Routing {
     kSoftmax,
     kSigmoid,
     kTopkSoftmax,  // softmax over the chosen logits
-    // Sparsemixer (arXiv:2409.12136). Each choice is the best of the logits that are left; its
-    // weight is its share in a softmax over those l of them for which (best - l) / max(|l|, best)
-    // is at most `tolerance`.
+    // Sparsemixer (arXiv:2409.12136). Each choice is the largest of the remaining logits; its
+    // weight is its share in a softmax over those remaining logits l for which (best - l) /
+    // max(|l|, best) is at most `tolerance`.
     kSparsemixer,
   };
   Score score = Score::kSoftmax;

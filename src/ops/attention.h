@@ -24,8 +24,8 @@ struct KvShape {
   int value_dim = 0;
   bool value_is_key_prefix = false;  // MLA: a value is the first value_dim features of its key
   bool biased = false;               // attention adds AttentionParams::distance_bias or ::slopes
-  // Behind the heads, a block has bounds of its keys: BF16 [kv_heads, 2, key_dim], the least and
-  // the greatest number of each feature, rounded outward. Only those of full blocks are valid.
+  // A block's heads are followed by bounds of its keys: BF16 [kv_heads, 2, key_dim], the minimum
+  // and the maximum of each feature, rounded outward. They are valid only for full blocks.
   bool bounded = false;
   // Behind all that, F32 [kv_heads, value_dim]: the sum of the values of the sequence's tokens up
   // to the end of the block. Only those of full blocks are valid.
@@ -36,8 +36,8 @@ struct KvShape {
   size_t block_bytes() const;  // of one block of this layer, a multiple of 64
 };
 
-// Whether any kernel can serve the shape: a value that is part of its key (MLA) is not stored in
-// 4 bits.
+// Whether any kernel supports the shape: a value that is a prefix of its key (MLA) can't be stored
+// in 4 bits.
 Status check_shape(const KvShape& shape);
 
 // One layer's blocks: block b starts at data + b * shape.block_bytes().
@@ -63,16 +63,16 @@ inline std::span<const int32_t> numbers_of(std::span<const KeyRange> ranges) {
 // 1]) of the flattened tokens, at least one; they are the last of its context_len[s] tokens.
 //
 // With `ranges`, each query attends to its own range instead of itself and the tokens before it
-// (and AttentionParams::window is not used). Within a sequence neither end of the ranges may fall
-// from one query to the next, and all lie in [0, context_len[s]). Queries of another sequence than
-// the keys, as in cross-attention, always have ranges.
+// (and AttentionParams::window is not used). Within a sequence neither bound may decrease from one
+// query to the next, and all are in [0, context_len[s]]. If the keys belong to another sequence
+// than the queries, as in cross-attention, there are always ranges.
 struct AttentionBatch {
   std::span<const int32_t> query_start;   // [sequences + 1]
   std::span<const int32_t> context_len;   // [sequences], including this step's tokens
   const int32_t* block_tables = nullptr;  // [sequences, table_stride]
   int64_t table_stride = 0;
   std::span<const KeyRange> ranges = {};  // empty, or [tokens]
-  // > 0: every KV head has a table of its own, this many entries apart in its sequence's
+  // > 0: every KV head has a block table of its own, this many entries apart within the sequence's
   // table_stride. 0: all heads share one.
   int64_t head_stride = 0;
   int sequences() const { return static_cast<int>(context_len.size()); }
@@ -86,7 +86,7 @@ struct ScoredQueries {
   int64_t* sums = nullptr;  // [kv_heads, stride], of one layer
   int64_t stride = 0;       // at least the sequence's context_len
 };
-inline constexpr float kScoreUnits = 0x1p30f;  // of a weight of 1
+inline constexpr float kScoreUnits = 0x1p30f;  // for a weight of 1
 
 // What queries of a sequence read (Ops::selected_attention()). Those in slots from `before` to
 // `from` read everything. Others read

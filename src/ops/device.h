@@ -27,7 +27,7 @@ class Device : public Memory {
   virtual Status write(void* to, const void* host, size_t bytes) = 0;
   virtual void fetch(void* host, const void* from, size_t bytes) = 0;  // valid after wait()
   virtual void wait() = 0;
-  // note() records event 0 or 1 behind the work enqueued so far; await() waits for that event only.
+  // note() records event 0 or 1 after the work enqueued so far; await() waits for that event only.
   virtual void note(int which) = 0;
   virtual void await(int which) = 0;
 
@@ -35,28 +35,28 @@ class Device : public Memory {
   // nullptr: there is none.
   virtual std::unique_ptr<CopyLane> copy_lane(const LaneLayers& /*groups*/) { return nullptr; }
 
-  // For measurements: the seconds that the device takes for the work that body enqueues, and the
+  // For measurements: the seconds that the device needs for the work that body enqueues, and the
   // highest rate in bytes per second at which it reads its memory.
   virtual double time(FunctionRef<void()> body) = 0;
   virtual Result<double> read_rate() = 0;
 
-  // The inputs list the host arrays that the step's ops will receive, and the key, the numbers that
+  // The inputs list the host arrays that the step's ops will receive, and the key, the values that
   // decide which ops run. The caller guarantees that equal keys give the same ops in the same order
   // with the same pointers, so a device may replay a recorded step.
   virtual void step(const StepInputs& inputs, FunctionRef<void()> body) = 0;
 
-  // The row that multiplies with a format; nullptr if none does.
+  // The kernel row for GEMMs with this format; nullptr if there is none.
   virtual const MatmulKernel* matmul_row(quant::Format format) const = 0;
-  // The kernels that multiply with a weight, for display; by number of tokens if they depend on it.
+  // The kernels for GEMMs with this weight, for display; by number of tokens if they depend on it.
   virtual std::string kernel_names(const Weight& weight) const = 0;
   // An upper bound for the bytes of pack(), from the number of rows and columns only.
   virtual int64_t packed_bytes(quant::Format format, int64_t rows, int64_t cols, Use use) const = 0;
   virtual Result<Buffer> pack(ThreadPool& pool, quant::Format format,
                               std::span<const uint8_t* const> rows, int64_t cols, Use use) = 0;
-  // Returns ok, or one line that says why a cache of this shape cannot be served.
+  // Ok, or one line that says why a cache of this shape isn't supported.
   virtual Status supports(const KvShape& shape) const = 0;
   virtual Status supports(const Routing& routing) const = 0;
-  // The most states of a channel that selective_scan() takes.
+  // Upper bound of the states per channel that selective_scan() supports.
   virtual int most_selective_states() const = 0;
 
   virtual void embed(const Matrix& out, const Weight& table, std::span<const int32_t> ids,
@@ -85,7 +85,7 @@ class Device : public Memory {
   virtual void sigmoid_gate(const Matrix& x, const Matrix& gate) = 0;
   virtual void sigmoid_product(const Matrix& x, const Matrix& gate) = 0;
   virtual void xielu(const Matrix& x, const Xielu& xielu) = 0;
-  // Slots and saves of a state's batch are in host memory, as all tables.
+  // Slots and saves of a state's batch are in host memory, like all tables.
   virtual void causal_conv(const CausalConv& conv) = 0;
   virtual void selective_scan(const SelectiveScan& scan) = 0;
   virtual void linear_scan(const LinearScan& scan) = 0;

@@ -1,13 +1,13 @@
 // Fused operations: groups of operations that a device may run as fewer kernels.
 //
-// Each struct says all that its group reads and writes, so no device has to guess from the order of
-// calls what belongs together. Ops has the default composition of each out of single operations
-// (ops_fused.cc, ops_gated.cc, ops_moe.cc); a device implements one (ops/device.h) or gets the
-// composition. Both have the same bits. While projection hooks are set (ops/hooks.h), groups with
-// projections always run as their composition.
+// Each struct lists everything that its group reads and writes, so no device has to guess from the
+// order of calls what belongs together. Ops has the default composition of each group out of single
+// operations (ops_fused.cc, ops_gated.cc, ops_moe.cc); a device implements the group (ops/device.h)
+// or gets the composition. Both are bit-identical. While projection hooks are set (ops/hooks.h),
+// groups with projections always run as their composition.
 //
-// Matrices that are called room hold nothing of use afterwards. A matrix without data, and a
-// projection without a weight, are absent where a comment allows it.
+// Matrices that are called room are scratch: their content is undefined afterwards. A matrix
+// without data, and a projection without a weight, are absent where a comment allows it.
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@
 
 namespace freshet::ops {
 
-// The forms in which a device's GEMMs read an input, kept for further operations of the same step
-// that read the same unchanged numbers. Filled by devices alone; empty at first.
+// The encoded forms in which a device's GEMMs read an input, kept for further operations of the
+// same step that read the same unchanged values. Filled by devices only; empty at first.
 struct EncodedForms {
   struct Form {
     const uint8_t* data = nullptr;
@@ -29,22 +29,22 @@ struct EncodedForms {
   };
   std::array<Form, 3> forms;
   int count = 0;
-  bool alone = false;  // the matrix itself holds nothing
+  bool alone = false;  // the matrix itself isn't written
 };
 
 // The input of a group of projections: x, or norm(x).
 struct Input {
   Matrix x;
   const Norm* norm = nullptr;  // nullptr: projections read x as it is
-  Matrix normed;               // with a norm: where norm(x) goes, may be x; room unless `shared`
-  // Not nullptr: other operations of the step read the same numbers as x, and share the forms.
+  Matrix normed;               // with a norm: receives norm(x); may be x; room unless `shared`
+  // Not nullptr: other operations of the step read the same values as x, and share the forms.
   EncodedForms* shared = nullptr;
 
   const Matrix& rows() const { return norm != nullptr ? normed : x; }  // what projections read
 };
 
-// Queries, keys and values on their way from projections to attention: normalised by head, rotated,
-// and keys and values stored in the cache. All are room, but see Ops::heads().
+// Queries, keys and values between projections and attention: normalised per head, rotated, and
+// keys and values stored in the cache. All are room; for exceptions see Ops::heads().
 struct Heads {
   struct Part {
     Matrix x;  // [tokens, heads * head_dim]
@@ -53,13 +53,13 @@ struct Heads {
     const Norm* norm = nullptr;   // over each head, or over all of them together
     bool norm_per_head = false;   // weights [heads, head_dim] instead of [head_dim]
     bool norm_all_heads = false;  // over a row, weights [heads * head_dim]
-    int offset = 0;               // of the rotated features in a head
+    int offset = 0;               // first rotated feature of a head
     int rotary_dim = 0;           // 0: no rotation
     bool interleaved = false;     // as in Ops::rope()
     bool norm_after = false;      // the norm follows the rotation
   };
   Part q;                          // may be absent: only keys and values are stored
-  Part k;                          // may be absent, with v: they are in the cache already
+  Part k;                          // may be absent together with v: they are in the cache already
   Matrix v;                        // [tokens, kv_heads * value_dim]
   const float* cos_sin = nullptr;  // of Ops::rope_table()
   KvView cache;
@@ -77,16 +77,16 @@ struct Attend {
   std::span<const BlockSelection> selections = {};
 };
 
-// A layer's attention from its input to its output projection. Without q, keys and values are
-// stored and nothing else (attend.out, attend.o absent); without k and v they are stored already.
+// A layer's attention from its input to its output projection. Without q, it only stores keys and
+// values (attend.out and attend.o absent); without k and v, they are stored already.
 struct QkvAttention {
   Input in;
   Product q, k, v;  // to attend.heads
   Attend attend;
 };
 
-// Multi-head latent attention, absorbed (layers/mla.cc). Without `absorbed`, only the latents are
-// stored; without kv_down they are stored already.
+// Multi-head latent attention, absorbed (layers/mla.cc). Without `absorbed`, it only stores the
+// latents; without kv_down, they are stored already.
 struct LatentAttention {
   Input in;
   Product q_down;                 // may be absent: q reads the input
@@ -96,7 +96,7 @@ struct LatentAttention {
   const Norm* kv_norm = nullptr;  // of the latent: the first columns
   int64_t kv_rank = 0;
   int head_dim = 0;
-  int rope_offset = 0;  // of the rotated part in a query head
+  int rope_offset = 0;  // first rotated feature of a query head
   int rotary_dim = 0;   // 0: no rotation
   bool interleaved = false;
   const float* cos_sin = nullptr;
@@ -120,7 +120,8 @@ struct GatedMlp {
   Product down;
 };
 
-// A mixture of experts from its input on: router, routes, the experts' sum, and a shared expert.
+// A mixture of experts from its input on: router, routing, the sum of the experts, and a shared
+// expert.
 struct MoeBlock {
   Input in;
   Product router;  // out: room [tokens, experts]
@@ -129,7 +130,7 @@ struct MoeBlock {
   float* weights = nullptr;  // room [tokens, top_k]
   Experts experts;
   Matrix out;           // [tokens, hidden]
-  bool add = false;     // add to what out holds
+  bool add = false;     // add to the content of out
   GatedMlp shared;      // down absent: no shared expert; its `in` is the block's
   Product shared_gate;  // may be absent: shared.down adds to `out` by itself
 };

@@ -1,6 +1,6 @@
 // The Hadamard transform of keys, values and queries (KvFormat::rotated), for kernels of every
 // instruction set: each source compiles its own copy. Additions are in a fixed order and followed
-// by one multiplication, so all copies give the same bits.
+// by one multiplication, so all copies are bit-identical.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace freshet::ops {
 namespace {
 
-// Transforms n numbers in place, in blocks of rotation_size(n).
+// Transforms n values in place, in blocks of rotation_size(n).
 [[maybe_unused]] void hadamard(float* x, int n) {
   const int size = rotation_size(n);
   if (size == 1) return;

@@ -1,4 +1,6 @@
-// Tables of kernels. A backend fills one; Ops chooses from it.
+// Tables of the CPU kernels. The backend fills them (backend/cpu/table.cc); Ops chooses from them.
+// The CUDA kernels have tables of their own (backend/cuda/runtime/kernel_row.h and, for GEMMs,
+// backend/cuda/gemm/gemm_rows.h).
 //
 // A row is a named implementation of one op. Rows are listed best first. Ops picks the first row
 // that the processor can run and that supports the problem, once when a model is planned and not
@@ -91,7 +93,7 @@ struct MatmulKernel {
   size_t (*packed_bytes)(int64_t rows, int64_t cols);
   // Packs panel `panel` (16 rows); rows[r] is nullptr past the last row. Called in parallel.
   void (*pack_panel)(uint8_t* packed, int64_t panel, const uint8_t* const* rows, int64_t cols);
-  // Decodes row `row` to F32 (embedding look-ups), bit-equal to quant::decode.
+  // Decodes row `row` to F32 (embedding lookups), bit-equal to quant::decode.
   void (*unpack_row)(const uint8_t* packed, int64_t row, int64_t cols, float* out);
   // Computes panels [first, last) of the GEMM for all tokens. `act` is x in the kernel's ActKind.
   void (*run)(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes, int64_t first,
@@ -99,6 +101,8 @@ struct MatmulKernel {
   // Whether run() accepts a `gate`, for more than kFewGated tokens and for panels in which all rows
   // exist.
   bool gates = false;
+  // Whether run() reads the fine part of rows whatever the weight's shape.
+  bool always_fine = false;
 };
 inline constexpr int64_t kFewGated = 64;
 
@@ -148,16 +152,16 @@ struct AttentionKernel {
 struct ScoreKernel {
   const char* name;
   CpuIsa isa;
-  // out[r * stride + t]: the product of row r of q, [rows, key_dim], and key t of a block's keys,
-  // [key_dim, kBlockTokens].
+  // out[r * stride + t]: the dot product of row r of q, [rows, key_dim], and key t of a block's
+  // keys, [key_dim, kBlockTokens].
   void (*dots)(const float* q, int rows, const float* keys, int key_dim, float* out,
                int64_t stride);
   // Adds the softmax of n scores, in whole units, to `sums`. n is a multiple of kBlockTokens;
   // scores may be overwritten. `sink`: a logit that adds to the denominator only, or nullptr.
   void (*add_weights)(float* scores, int64_t n, const float* sink, int64_t* sums);
-  // The sum over the rows of q, [rows, key_dim], of sum_d q_d * (greatest[d] + least[d]) +
-  // spread * |q_d| * (greatest[d] - least[d]); infinite if that is not a number. Bounds are BF16;
-  // key_dim is a multiple of 8.
+  // The promise of a block: the sum over the rows of q, [rows, key_dim], of sum_d q_d *
+  // (greatest[d] + least[d]) + spread * |q_d| * (greatest[d] - least[d]); infinite if that is NaN.
+  // Bounds are BF16; key_dim is a multiple of 8.
   float (*promise)(const float* q, int rows, const uint16_t* least, const uint16_t* greatest,
                    int key_dim, float spread);
 };

@@ -1,10 +1,10 @@
 // How keys and values are stored: one table of descriptors, for the host and for devices.
 //
-// A type names a format for keys and one for values. A format stores every number by itself, or
+// A type names a format for keys and one for values. A format stores elements individually, or as
 // codes that share a scale: one F16 for each `group` features of a token's head. Codes and scales
-// depend on that token alone, never on its neighbours, on a batch or on what came before, so that a
-// result does not depend on how a prompt was cut. Formats with `rotated` store a head's vector
-// after a Hadamard transform (rotation_size()), which spreads large features over the others.
+// depend on that token alone, never on its neighbours, on the batch or on earlier tokens, so that a
+// result doesn't depend on how a prompt was chunked. Formats with `rotated` store a head's vector
+// after a Hadamard transform (rotation_size()), which spreads outlier features over the others.
 // Everything here is pure and thread-safe.
 #pragma once
 
@@ -24,7 +24,7 @@ enum class KvCode : uint8_t { kF32, kF16, kBF16, kE4M3, kInt8, kInt4 };
 
 struct KvFormat {
   KvCode code = KvCode::kF16;
-  int bits = 16;         // of a code
+  int bits = 16;         // per code
   int group = 0;         // features that share an F16 scale; 0: no scales
   bool rotated = false;  // stored after a Hadamard transform of each head
 };
@@ -36,7 +36,7 @@ struct KvTypeInfo {
   KvFormat key, value;
 };
 
-inline constexpr int kScaledFeatures = 32;  // features per scale, where there are scales
+inline constexpr int kScaledFeatures = 32;  // features per scale, in formats with scales
 
 // In the order of KvType.
 inline constexpr KvTypeInfo kKvTypes[] = {
@@ -57,16 +57,16 @@ constexpr std::string_view name_of(KvType type) {
   return info(type).name;
 }
 Result<KvType> kv_type_by_name(std::string_view name);
-// By llama.cpp's names of types, such as q8_0, for keys and for values.
+// The type with llama.cpp's names, such as q8_0, for keys and for values.
 Result<KvType> kv_type_by_llama_names(std::string_view key, std::string_view value);
 std::string kv_type_names(std::string_view separator);
 
-// Whether keys or values have codes of 4 bits: the kernels for these lay out blocks in their own
-// way, and do not serve caches in which a value is a part of its key (MLA).
+// Whether keys or values have 4-bit codes: the kernels for these have block layouts of their own,
+// and don't support caches in which a value is a prefix of its key (MLA).
 constexpr bool has_int4(KvType type) {
   return info(type).key.code == KvCode::kInt4 || info(type).value.code == KvCode::kInt4;
 }
-// Bytes of the type's numbers, for types whose keys and values are whole bytes without a transform.
+// Bytes per element, for types whose keys and values are whole bytes without a transform.
 constexpr size_t element_bytes(KvType type) {
   return static_cast<size_t>(info(type).key.bits) / 8;
 }
@@ -85,14 +85,15 @@ constexpr size_t stored_bytes(const KvFormat& f, int features) {
   return code_bytes(f, features) + scales;
 }
 
-// The transform of n features: Sylvester's Hadamard matrix over the square root of its size, which
-// is the largest power of two that divides n, in blocks along the vector. It is its own inverse.
+// The transform of n features: Sylvester's Hadamard matrix divided by the square root of its size,
+// which is the largest power of two that divides n, in blocks along the vector. It is its own
+// inverse.
 constexpr int rotation_size(int n) {
   return n & -n;
 }
 
-// x is stored as x * to_code, rounded to the nearest (ties go to even) and clamped to the range of
-// the codes. It is read as that integer times the scale.
+// x is stored as x * to_code, rounded to nearest even and clamped to the range of the codes. It is
+// read as that integer times the scale.
 struct KvScale {
   uint16_t bits;  // F16
   float to_code;
@@ -100,11 +101,11 @@ struct KvScale {
 // INT8: maps the largest magnitude, given by its bits, to about 127. An infinity is treated as a
 // value beyond F16; a NaN makes the scale NaN.
 KvScale int8_scale(uint32_t largest);
-// INT4: maps the number of the largest magnitude to about -8, so that all sixteen codes are used;
-// the scale has the other sign than that number. `least` and `most` are the smallest and largest
-// number of the group; of two with the same magnitude the positive one counts. With 15 codes,
-// -7 to 7, the mean squared error of normally distributed numbers in groups of 32 is 0.0094 of
-// their variance, with these 16 it is 0.0074. `sum` is that of the numbers: NaN if one of them is.
+// INT4: maps the element with the largest magnitude to about -8, so that all sixteen codes are
+// used; the scale has the opposite sign of that element. `least` and `most` are the minimum and the
+// maximum of the group; if both have the same magnitude, the positive one counts. With 15 codes, -7
+// to 7, the mean squared error of normally distributed values in groups of 32 is 0.0094 of their
+// variance; with these 16 it is 0.0074. `sum` is the sum of the group: NaN if an element is.
 KvScale int4_scale(float least, float most, float sum);
 
 }  // namespace freshet::ops

@@ -8,7 +8,7 @@
 namespace freshet::ops {
 namespace {
 
-// Below this many elements, one thread finishes before the others have woken up.
+// Below this number of elements, one thread finishes before the others have woken up.
 constexpr int64_t kRegionElements = 16 << 10;
 
 }  // namespace
@@ -137,7 +137,7 @@ Status Ops::set_inputs(size_t bytes) {
 
 namespace {
 
-// The ranges of sequence s.
+// Checks the ranges of sequence s.
 void check_ranges(size_t s, const AttentionBatch& b) {
   KeyRange before;
   for (int32_t i = b.query_start[s]; i < b.query_start[s + 1]; ++i) {

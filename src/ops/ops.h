@@ -143,8 +143,8 @@ class Ops {
                           const AttentionBatch& batch, const AttentionParams& params,
                           std::span<const BlockSelection> selections);
 
-  // Adds the softmax weights of the scored queries, as attention() weighs them, to the sums: whole
-  // numbers of 1 / kScoreUnits, so that no order of adding matters. Host only.
+  // Adds the softmax weights that attention() gives each key, for the scored queries, to the sums:
+  // integers in units of 1 / kScoreUnits, so that the order of additions doesn't matter. Host only.
   void key_scores(const Matrix& q, const KvView& cache, const AttentionBatch& batch,
                   const AttentionParams& params, std::span<const ScoredQueries> scored);
   // Copies the keys and values of slots kept[head * count + i], ascending in a head, to slot i of
@@ -189,8 +189,8 @@ class Ops {
 
   // x *= sigmoid(gate), in place.
   void sigmoid_product(const Matrix& x, const Matrix& gate);
-  // ---- Sequences with states (ops/state.h). Token by token, so that no cut of a sequence into
-  // steps changes a bit.
+  // ---- Sequences with states (ops/state.h). Processed token by token, so that chunking a sequence
+  // into steps changes no bit.
   void causal_conv(const CausalConv& conv);
   void selective_scan(const SelectiveScan& scan);
   void linear_scan(const LinearScan& scan);

@@ -1,6 +1,6 @@
-// The default composition of fused operations from single ones. It defines each group. It runs on
-// the host, on a device that has no kernel for the group, and while hooks are set around
-// projections. Gated MLPs are in ops_gated.cc, experts in ops_moe.cc.
+// The default composition of fused operations out of single ones. It defines the result of each
+// group. It runs on the host, on a device that has no kernel for the group, and while projection
+// hooks are set. Gated MLPs are in ops_gated.cc, experts in ops_moe.cc.
 #include "ops/ops_impl.h"
 
 namespace freshet::ops {

@@ -1,4 +1,5 @@
-// Operations on stored keys and values beside attention: what queries weigh them, and moving them.
+// Operations on stored keys and values other than attention: the weights that queries give them
+// (scores), and moving them.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -9,7 +10,7 @@ namespace freshet::ops {
 namespace {
 
 constexpr int kScoredRows = 32;     // query rows whose scores are kept at once
-constexpr float kNoScore = -1e30f;  // of a key that the query does not see
+constexpr float kNoScore = -1e30f;  // for a key that the query doesn't see
 
 int32_t blocks_of(int32_t slots) {
   return (slots + kBlockTokens - 1) / kBlockTokens;
@@ -120,7 +121,7 @@ void Ops::gather_kv(const KvView& cache, std::span<const int32_t> from, std::spa
   const KvShape& s = cache.shape;
   FRESHET_CHECK(device() == nullptr && !has_int4(s.type) && blocks_of(count) <= std::ssize(to),
                 "gather_kv of {} slots to {} blocks", count, to.size());
-  // By way of a copy, because a block may be read after it is written.
+  // Through a copy, because a block may be read after it is written.
   const size_t bytes = s.block_bytes();
   std::vector<float>& scratch = impl_->kv_scratch;
   scratch.resize(std::max(scratch.size(), to.size() * bytes / sizeof(float)));

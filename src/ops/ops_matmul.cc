@@ -154,8 +154,8 @@ void run_pieces(const MatmulCall& c, const Cut& cut, int64_t first, int64_t last
   }
 }
 
-// Makes pieces small enough that workers finish at nearly the same time. Several pieces taken at
-// once still form a stream.
+// Makes pieces small enough that workers finish at nearly the same time. Several adjacent pieces
+// taken at once still form a sequential stream.
 constexpr int64_t kFinePanels = 4;
 void refine(const MatmulCall& c, Cut& cut) {
   if (cut.tokens < c.args.tokens) return;
@@ -260,7 +260,8 @@ size_t Ops::Impl::encoded_bytes(ActKind kind, int64_t rows, int64_t cols) const 
 
 bool Ops::Impl::reads_fine(const Weight& w) const {
   const ActKind kind = w.kernel->act;
-  return kind != ActKind::kF32 && encoders[static_cast<size_t>(kind)]->reads_fine(w.rows, w.cols);
+  if (kind == ActKind::kF32) return false;
+  return w.kernel->always_fine || encoders[static_cast<size_t>(kind)]->reads_fine(w.rows, w.cols);
 }
 
 Ops::Impl::Encoded Ops::Impl::encode(const Matrix& x, ActKind kind, bool fine,

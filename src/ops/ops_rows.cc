@@ -1,4 +1,4 @@
-// Ops that process each row, or each head of a row, on its own.
+// Ops that process each row, or each head of a row, independently.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

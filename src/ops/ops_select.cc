@@ -14,12 +14,12 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A block's promise is the score of the middle between its bounds, and this share of what its
-// widest key could add. The full share, an upper bound, favours blocks of unlike keys: reading 512
-// of 2,048 tokens it loses twice as much.
+// A block's promise is the score of the middle between its bounds, plus this share of the most that
+// its bounds could add. The full share, an upper bound, favours blocks of dissimilar keys: reading
+// 512 of 2,048 tokens, it loses twice as much.
 constexpr float kSpread = 0.15f;
-// Of the blocks that are read without looking: the newest ones besides the query's own. The first
-// block is read too, because softmax leaves there the weight that no key deserves.
+// Blocks that are always read: the newest ones besides the query's own, this many. The first block
+// is always read too, because it is the attention sink.
 int32_t newest_read(int32_t blocks) {
   return std::min(3, blocks / 8);
 }
@@ -28,7 +28,7 @@ int32_t blocks_for(int64_t slots) {
   return static_cast<int32_t>((slots + kBlockTokens - 1) / kBlockTokens);
 }
 
-// The least BF16 number that is not below x.
+// The smallest BF16 value that isn't below x.
 uint16_t bf16_above(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const auto high = static_cast<uint16_t>(bits >> 16);
@@ -39,7 +39,7 @@ uint16_t bf16_below(float x) {
   return static_cast<uint16_t>(bf16_above(-x) ^ 0x8000);
 }
 
-// keys: [key_dim, kBlockTokens]. A key that is not a number makes its bounds infinite.
+// keys: [key_dim, kBlockTokens]. A NaN key makes its bounds infinite.
 void write_bounds(const float* keys, int key_dim, uint16_t* least, uint16_t* greatest) {
   for (int d = 0; d < key_dim; ++d, keys += kBlockTokens) {
     float low = kInfinity, high = -kInfinity;
@@ -57,7 +57,7 @@ uint16_t* bounds_of(const KvShape& s, uint8_t* block, int head) {
   return reinterpret_cast<uint16_t*>(block + s.bounds_at()) + int64_t{head} * 2 * s.key_dim;
 }
 
-// Blocks are too far apart for the processor to see where the next bounds are.
+// Prefetch distance in blocks: they are too far apart for the hardware prefetcher.
 constexpr int32_t kAhead = 8;  // blocks
 void prefetch(const void* from, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const uint8_t*>(from) + i);
@@ -83,7 +83,7 @@ void list_pattern(const BlockSelection& rule, int32_t own, const int32_t* table,
   }
 }
 
-// Leaves the `count` best blocks in front, ascending. Ties go to the earlier block.
+// Moves the `count` best blocks to the front, in ascending order. Ties go to the earlier block.
 void choose(std::span<const float> scores, std::span<int32_t> blocks, int32_t count) {
   std::iota(blocks.begin(), blocks.end(), 0);
   std::ranges::nth_element(blocks, blocks.begin() + count, [&](int32_t a, int32_t b) {
@@ -100,11 +100,11 @@ struct BlockChooser {
   const AttentionBatch& batch;
   std::span<const BlockSelection> selections;
   const ScoreKernel& kernel;
-  int group;     // query heads of a KV head
-  int64_t most;  // blocks of a part
+  int group;     // query heads per KV head
+  int64_t most;  // blocks per part
   SelectedBatch& room;
 
-  // The queries of the heads, rotated if keys are.
+  // The queries of the heads; rotated if keys are.
   const float* queries(const SelectedBatch::Part& part, int head, int worker) const {
     const int dim = cache.shape.key_dim;
     const float* const from = q.row(part.token) + int64_t{head} * group * dim;

@@ -38,7 +38,7 @@ void check_states(const char* op, int64_t tokens, const StateRef& state, int64_t
   }
 }
 
-// Calls tile(sequence, t) for t in [0, tiles) of every sequence. `work`: of a tile and a token.
+// Calls tile(sequence, t) for t in [0, tiles) of every sequence. `work`: per tile and token.
 template <class Impl, class Tile>
 void for_tiles(Impl& impl, int64_t tokens, int sequences, int64_t tiles, int64_t work,
                const Tile& tile) {

@@ -1,11 +1,11 @@
-// The arithmetic of the race by which tokens are drawn (docs/sampling.md): the same functions on
-// the host and in GPU kernels, in whole numbers and one correctly rounded division, so that all
-// machines draw the same tokens.
+// The arithmetic of the exponential race (the Gumbel-max trick in another form) by which tokens are
+// drawn (docs/sampling.md): the same functions on the host and in GPU kernels, in integers and one
+// correctly rounded division, so that all machines draw the same tokens.
 //
-// A token of weight w takes the time E / w, E = -ln(1 - v), and the first one is drawn. v is 64
-// bits of Philox noise in [0, 1), a function of (seed, sample, position, token id) alone. Its first
-// 32 bits, for four tokens of a tile at once, are enough to rule out nearly all tokens, since
-// E > v; the other 32 come from a second counter.
+// A token of weight w gets the time E / w with E = -ln(1 - v), and the token with the lowest time
+// is drawn. v is 64 bits of Philox noise in [0, 1), a function of (seed, sample, position, token
+// id) alone. Its first 32 bits, for four tokens of a tile at once, are enough to rule out nearly
+// all tokens, since E > v; the other 32 come from a second counter.
 //
 // Pure functions; plain types only, because the CUDA plug-in compiles this, too.
 #pragma once

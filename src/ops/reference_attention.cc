@@ -1,8 +1,8 @@
 // Attention over the paged cache, position by position. A block holds its keys, [16 tokens,
-// kv_heads, codes], then its values in the same order; formats with scales have those of the keys,
-// [16 tokens, kv_heads, groups], and of the values behind them. Rotated formats are read as they
-// are stored: the query is rotated, too, and the result is rotated back. Scores are summed in eight
-// F32 partial sums per chunk of 64 features; everything else is in double.
+// kv_heads, codes], then its values in the same order; in formats with scales, these are followed
+// by the scales of the keys, [16 tokens, kv_heads, groups], and of the values. Rotated formats are
+// read as they are stored: the query is rotated, too, and the result is rotated back. Scores are
+// summed in eight F32 partial sums per chunk of 64 features; everything else is in double.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -25,13 +25,13 @@ float clamped_to_f16(float v) {
   return std::isnan(v) ? v : std::clamp(v, -kF16Max, kF16Max);
 }
 
-// Codes are rounded to the nearest; a NaN, whose scale is NaN, gets the lowest.
+// Codes are rounded to nearest; a NaN, whose scale is NaN, gets the lowest code.
 int code_of(float v, float to_code, float least, float most) {
   const float code = std::nearbyint(v * to_code);
   return static_cast<int>(code > least ? std::min(code, most) : least);
 }
 
-// The scale of n numbers of a group.
+// The scale of a group of n elements.
 KvScale scale_of(KvCode code, const float* x, int n) {
   if (code == KvCode::kInt8) {
     uint32_t largest = 0;
@@ -118,8 +118,8 @@ Slot slot_of(const KvView& cache, const AttentionBatch& batch, int sequence, int
           position % kBlockTokens};
 }
 
-// Where a token's key or value of a head is: its codes and its scales. Keys and values of a block
-// are one after the other, then come the scales of the keys and of the values.
+// Where a token's key or value of a head is: its codes and its scales. A block has keys, then
+// values, then the scales of the keys and of the values.
 struct Stored {
   uint8_t* codes;
   uint16_t* scales;
@@ -198,7 +198,7 @@ double dot(const float* a, const float* b, int n) {
   return sum;
 }
 
-// The state of one query head on its way through the context: a one-pass softmax. The sums so far
+// The state of one query head while its context is processed: a one-pass softmax. The sums so far
 // are rescaled when a larger score appears.
 struct Row {
   const float* q;
@@ -206,7 +206,7 @@ struct Row {
   double* acc;          // [value_dim]
   int64_t first, last;  // the positions it attends to
   double max, sum;
-  const float* bias;  // by distance, or nullptr
+  const float* bias;  // by distance; nullptr: none
   int64_t position;
   double slope;
 

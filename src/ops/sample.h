@@ -4,10 +4,9 @@
 //
 // A step has one array of 32-bit words: one SampleRow per row of logits, then their lists, to which
 // the rows refer by the index of the first word. The rule is that of Sampler (sampling/sampler.h),
-// bit for bit: lists change the logits, then temperature, min-p, top-k and top-p apply; a race
-// (ops/race.h) over the tokens that are left draws one, by the integer weights of
-// sampling/logits.h. Plain types only, because the CUDA plug-in reads
-// these words.
+// bit for bit: lists change the logits, then temperature, min-p, top-k and top-p apply; an
+// exponential race (ops/race.h) draws one of the remaining tokens, by the integer weights of
+// sampling/logits.h. Plain types only, because the CUDA plug-in reads these words.
 #pragma once
 
 #include <cstdint>

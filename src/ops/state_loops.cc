@@ -13,10 +13,10 @@ int width_of(int64_t column, int64_t columns) {
   return static_cast<int>(std::min<int64_t>(kLanes, columns - column));
 }
 
-// A tile of a state: rows of `stride` numbers, of which the tile has `width` from `column` on.
+// A tile of a state: rows of `stride` floats, of which the tile has `width` from `column` on.
 struct StateTile {
   const StateRef& state;
-  int64_t first;  // in numbers, behind the offset
+  int64_t first;  // in floats, after the offset
   int64_t stride;
   int width;
 
@@ -138,7 +138,8 @@ void linear_scan_tile(const LinearScan& scan, int sequence, int head, int64_t co
     sum[0] = x * (scan.d != nullptr ? scan.d[head] : 0.0f);
     for (int i = 1; i < 4; ++i) lanes_of(sum[i], 0.0f);
     x *= step;
-    for (int64_t i = 0; i < n; ++i) {  // four sums, so that none waits for the one before it
+    // Four independent sums, so that none waits for the previous addition.
+    for (int64_t i = 0; i < n; ++i) {
       h[i] = h[i] * decay + x * b[i];
       sum[i % 4] += h[i] * c[i];
     }

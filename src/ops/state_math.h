@@ -1,8 +1,8 @@
-// Vectors of sixteen numbers for the operations on states, and the functions that these need.
+// Vectors of sixteen floats for the operations on states, and the functions that these need.
 //
 // GCC's generic vectors: compiled for whatever registers a function may use. Products and sums are
-// never contracted, so every instruction set gives the same bits. Rows of fewer than sixteen
-// numbers are padded with zeros. Pure.
+// never contracted, so all instruction sets are bit-identical. Rows of fewer than sixteen elements
+// are padded with zeros. Pure.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ FRESHET_LANES_INLINE void store_lanes(float* to, const Lanes& x, int count) {
 FRESHET_LANES_INLINE void exp_lanes(Lanes& x) {
   x = x < -87.0f ? x * 0.0f - 87.0f : x;
   x = x > 88.0f ? x * 0.0f + 88.0f : x;
-  const Lanes shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to a whole number
+  const Lanes shifted = x * 1.44269504088896341f + 12582912.0f;  // rounds to an integer
   const Lanes n = shifted - 12582912.0f;
   const Lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
   Lanes y = r * 1.9875691500e-4f + 1.3981999507e-3f;

@@ -22,7 +22,7 @@ struct MatmulKernel;
 inline constexpr int kPackedVersion = 1;
 
 // The use that a weight is packed for: a device may need a different byte order for each. Tables
-// are used for look-ups, and may be used in GEMMs too.
+// are used for lookups, and may be used in GEMMs too.
 enum class Use : uint8_t { kProducts, kExperts, kTable };
 
 struct Weight {
@@ -34,8 +34,8 @@ struct Weight {
   Buffer packed;
   // Column c uses input inputs[c] (only on the CPU, and not with INT8); empty: in order.
   std::vector<int32_t> inputs;
-  // Identity for projection hooks: the tensor that it comes from, of which it may be a part, and
-  // its index in Model::weights(). Not set if no model holds the weight.
+  // Identity for projection hooks: the tensor that contains it (it may be a part of that), and its
+  // index in Model::weights(). Not set if no model holds the weight.
   std::string name;
   int32_t id = -1;
 

@@ -50,10 +50,19 @@ void add_entry(Imatrix& out, const GgufPlace& place, const models::LinearTensor&
   entry.counts[expert] = tokens;
 }
 
+void add_kv_scales(KvScaleFile& out, const WorkingModel& working, const models::Part& part,
+                   const InputCollector& seen) {
+  if (!keeps_keys_and_values(working.model().spec, part)) return;
+  if (seen.key_max() == 0.0f && seen.value_max() == 0.0f) return;
+  const KvScalePair names = kv_scale_names(working.reader(), part.layer, KvScaleNames::kAttention);
+  out.scales[names.key] = kv_scale_for(seen.key_max());
+  out.scales[names.value] = kv_scale_for(seen.value_max());
+}
+
 }  // namespace
 
-Result<Imatrix> calibrate(const WorkingModel& working, const Windows& windows,
-                          const CalibrateOptions& options) {
+Result<Calibration> calibrate(const WorkingModel& working, const Windows& windows,
+                              const CalibrateOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(const auto places, gguf_places(working));
   double fraction = 0.0;
   PartRunner::Options o;
@@ -63,7 +72,8 @@ Result<Imatrix> calibrate(const WorkingModel& working, const Windows& windows,
   FRESHET_ASSIGN_OR_RETURN(
       const auto runner,
       PartRunner::create(working.compute(), working.checkpoint(), working.model(), windows, o));
-  Imatrix out;
+  Calibration result;
+  Imatrix& out = result.imatrix;
   out.datasets = {options.dataset};
   out.chunk_count = static_cast<uint32_t>(windows.size());
   out.chunk_size = options.chunk_size;
@@ -71,6 +81,7 @@ Result<Imatrix> calibrate(const WorkingModel& working, const Windows& windows,
   for (size_t i = 0; i < parts.size(); ++i) {
     fraction = static_cast<double>(i) / static_cast<double>(parts.size());
     FRESHET_ASSIGN_OR_RETURN(const auto collected, runner->collect(parts[i], {}, true));
+    add_kv_scales(result.kv_scales, working, parts[i], *collected.collector);
     FRESHET_ASSIGN_OR_RETURN(const auto linears, working.linears(parts[i]));
     for (const models::LinearTensor& t : linears) {
       const InputStats* stats = collected.of(t, working.reader());
@@ -79,7 +90,7 @@ Result<Imatrix> calibrate(const WorkingModel& working, const Windows& windows,
       for (auto place = first; place != last; ++place) add_entry(out, place->second, t, *stats);
     }
   }
-  return out;
+  return result;
 }
 
 }  // namespace freshet::quantizer

@@ -1,4 +1,5 @@
-// An importance matrix from a text: one pass of a model over calibration windows.
+// An importance matrix, and factors of keys and values, from a text: one pass of a model over
+// calibration windows.
 //
 // One part of the model is in memory at a time. Entries have the names of the GGUF file that
 // `freshet convert` makes of the model; experts that no token reached have a count of 0. Errors
@@ -10,6 +11,7 @@
 
 #include "quantizer/calibration/part_runner.h"
 #include "quantizer/imatrix.h"
+#include "quantizer/kv_scale_file.h"
 #include "quantizer/working_model.h"
 
 namespace freshet::quantizer {
@@ -22,7 +24,12 @@ struct CalibrateOptions {
   std::function<bool(double fraction)> progress;  // returns false to stop; may be empty
 };
 
-Result<Imatrix> calibrate(const WorkingModel& working, const Windows& windows,
-                          const CalibrateOptions& options);
+struct Calibration {
+  Imatrix imatrix;
+  KvScaleFile kv_scales;  // of the layers with attention
+};
+
+Result<Calibration> calibrate(const WorkingModel& working, const Windows& windows,
+                              const CalibrateOptions& options);
 
 }  // namespace freshet::quantizer

@@ -39,6 +39,14 @@ Order unfused(const AttentionSpec& a) {
   return order;
 }
 
+// Of a tower for pictures, under the names of all families.
+bool is_tower_tensor(std::string_view name) {
+  if (name.starts_with("model.")) name.remove_prefix(6);
+  constexpr std::string_view kStarts[] = {"vision_tower.", "vision_model.", "visual.",
+                                          "multi_modal_projector.", "connector."};
+  return std::ranges::any_of(kStarts, [&](std::string_view s) { return name.starts_with(s); });
+}
+
 }  // namespace
 
 int64_t Planned::rows() const {
@@ -264,8 +272,8 @@ void ExportPlanner::divisors() {
   }
 }
 
-// Buffers that a model can recompute, a head equal to the embedding, and layers behind the last one
-// (they draft further tokens) are not written.
+// Buffers that a model can recompute, a head equal to the embedding, layers behind the last one
+// (they draft further tokens), and a tower for pictures are not written.
 Status ExportPlanner::all_used() const {
   const std::string behind = fmt::format("model.layers.{}.", spec_.layers.size());
   for (const TensorSource& t : checkpoint_.tensors()) {
@@ -274,7 +282,8 @@ Status ExportPlanner::all_used() const {
                             t.name.ends_with(".attn.bias") || t.name.ends_with("attention.bias");
     const bool tied_head = spec_.tied_embeddings && t.name.ends_with("lm_head.weight");
     const bool drafts = t.name.starts_with(behind);
-    if (!used_.contains(t.name) && !made_again && !tied_head && !drafts)
+    const bool tower = spec_.vision != nullptr && is_tower_tensor(t.name);
+    if (!used_.contains(t.name) && !made_again && !tied_head && !drafts && !tower)
       return unsupported("tensor '{}' has no place in a GGUF file of this architecture", t.name);
   }
   return {};

@@ -201,6 +201,8 @@ Status add_metadata(const Source& source, const loader::Checkpoint& checkpoint,
       add_hyperparameters(text_config(checkpoint.config()), spec, source.gguf_name, out));
   FRESHET_RETURN_IF_ERROR(add_slopes(source, checkpoint, out));
   FRESHET_RETURN_IF_ERROR(add_vocabulary(checkpoint.path(), spec.vocab_size, out, warn));
+  if (spec.vision != nullptr)
+    warn("the tower for pictures is left out: the file is the language model alone");
   add_provenance(options, out);
   for (const auto& [key, value] : options.metadata)
     FRESHET_RETURN_IF_ERROR(set_metadata(out, key, value));
@@ -226,6 +228,8 @@ Status apply_target(const Source& source, const loader::Checkpoint& checkpoint, 
   search.model = model;
   search.overrides = &options.overrides;
   if (options.imatrix != nullptr) search.importance = &importance;
+  search.losses = options.losses;
+  search.feedback = options.feedback;
   search.budget =
       tensor_budget(options.target, plan.tensors, static_cast<int64_t>(trial.head_bytes()));
   if (options.progress) search.go_on = [&] { return options.progress(0.0); };

@@ -55,8 +55,10 @@ struct ExportOptions {
   std::string name;                  // general.name
   // Metadata to set or replace: key, and a value written as JSON.
   std::vector<std::pair<std::string, std::string>> metadata;
-  const GgufPlan* plan = nullptr;  // made by plan_gguf(); optional
-  RowSource* rows = nullptr;       // optional; must outlive the call
+  const GgufPlan* plan = nullptr;        // made by plan_gguf(); optional
+  RowSource* rows = nullptr;             // optional; must outlive the call
+  const TensorLosses* losses = nullptr;  // for `target`; optional
+  bool feedback = false;                 // `rows` are rounded with error feedback
   bool importance = false;  // `rows` weighs errors by the inputs, as an importance matrix does
   std::function<bool(double fraction)> progress;  // returns false to stop
   // Gets one line for each feature that other readers of GGUF will miss. Must be set.

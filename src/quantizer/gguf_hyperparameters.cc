@@ -1,7 +1,9 @@
 #include "quantizer/gguf_hyperparameters.h"
 
+#include <array>
 #include <cmath>
 #include <numbers>
+#include <span>
 #include <utility>
 
 #include "quantizer/gguf_families.h"
@@ -49,6 +51,9 @@ constexpr std::pair<std::string_view, std::string_view> kArchitectures[] = {
     {"minimax_m2", "minimax-m2"},
     {"granitemoe", "granitemoe"},
     {"gpt_bigcode", "starcoder"},
+    {"qwen2_vl_text", "qwen2vl"},
+    {"qwen2_5_vl_text", "qwen2vl"},
+    {"qwen3_vl_text", "qwen3vl"},
 };
 
 class Keys {
@@ -59,6 +64,7 @@ class Keys {
   void f32(std::string_view key, double v) { out_.add_f32(name(key), static_cast<float>(v)); }
   void flag(std::string_view key, bool v) { out_.add_bool(name(key), v); }
   void text(std::string_view key, std::string_view v) { out_.add_string(name(key), v); }
+  void i32s(std::string_view key, std::span<const int32_t> v) { out_.add_i32s(name(key), v); }
 
  private:
   std::string name(std::string_view key) const { return prefix_ + std::string(key); }
@@ -69,6 +75,12 @@ class Keys {
 void add_rope(const RopeSpec& rope, Keys& keys) {
   keys.f32("rope.freq_base", rope.theta);
   keys.u32("rope.dimension_count", rope.rotary_dim);
+  if (!rope.axes.empty()) {
+    // How many frequencies time, rows and columns have; the fourth axis is not used.
+    std::array<int32_t, 4> sections{};
+    for (const int axis : rope.axes) ++sections[static_cast<size_t>(axis)];
+    keys.i32s("rope.dimension_sections", sections);
+  }
   const auto scaling = [&](const char* type) {
     keys.text("rope.scaling.type", type);
     keys.f32("rope.scaling.factor", rope.factor);
@@ -181,6 +193,8 @@ Status add_hyperparameters(const json::Value& config, const ModelSpec& spec,
   if (rope >= 0) add_rope(spec.ropes[static_cast<size_t>(rope)], keys);
   add_experts(spec, keys);
   add_scales(config, architecture, spec, keys);
+  if (architecture == "qwen3vl" && spec.vision != nullptr)
+    keys.u32("n_deepstack_layers", std::ssize(spec.vision->deep));
   return add_family(config, spec, architecture, out);
 }
 

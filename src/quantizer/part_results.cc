@@ -3,17 +3,15 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 #include "base/whole_file.h"
+#include "quantizer/stored_file.h"
 
 namespace freshet::quantizer {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::span<const uint8_t> bytes_of(const std::string& text) {
-  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
-}
 
 }  // namespace
 
@@ -42,27 +40,9 @@ bool PartResults::has(int part) const {
 
 Status PartResults::write(int part, std::span<const StoredTensor> tensors,
                           const json::Value& record) {
-  json::Object header;
   json::Object metadata;
   metadata["record"] = json::write(record);
-  header["__metadata__"] = json::Value(std::move(metadata));
-  size_t at = 0;
-  for (const StoredTensor& t : tensors) {
-    json::Array shape;
-    for (const int64_t d : t.shape) shape.emplace_back(d);
-    json::Object entry;
-    entry["dtype"] = t.dtype;
-    entry["shape"] = json::Value(std::move(shape));
-    entry["data_offsets"] = json::Value(json::Array{at, at + t.bytes.size()});
-    header[t.name] = json::Value(std::move(entry));
-    at += t.bytes.size();
-  }
-  const std::string text = json::write(json::Value(std::move(header)));
-  const uint64_t length = text.size();
-  std::vector<std::span<const uint8_t>> pieces = {
-      {reinterpret_cast<const uint8_t*>(&length), sizeof length}, bytes_of(text)};
-  for (const StoredTensor& t : tensors) pieces.emplace_back(t.bytes);
-  return write_whole_file(path_of(part), pieces, Durable::kNo);
+  return write_tensors(path_of(part), tensors, std::move(metadata));
 }
 
 Result<PartResults::Part> PartResults::read(int part) const {

@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "quantizer/calibrate.h"
 #include "quantizer/containers/scheme.h"
+#include "quantizer/kv_scale_file.h"
 #include "quantizer/quantize_job.h"
 
 namespace freshet::quantizer {
@@ -117,19 +118,37 @@ std::string QuantizeJob::key() const {
   return json::write(json::Value(std::move(key)));
 }
 
-// Formats for a size are chosen by what the inputs weigh, so these are measured first.
+// Formats for a size are chosen by what the inputs weigh and by what errors cost, so these are
+// measured first.
 Status QuantizeJob::weigh_target() {
   const CalibrationText& text = options_.calibration;
-  if (!options_.target.given() || options_.imatrix != nullptr || text.windows.empty() ||
-      !options_.method.needs_text())
-    return {};
-  CalibrateOptions c;
-  c.memory = options_.memory;
-  c.folder = std::filesystem::path(options_.output).parent_path().string();
-  if (c.folder.empty()) c.folder = ".";
-  c.dataset = text.name;
-  c.progress = [this](double fraction) { return !stopped(fraction); };
-  FRESHET_ASSIGN_OR_RETURN(measured_, calibrate(working_, text.windows, c));
+  if (!options_.target.given() || text.windows.empty()) return {};
+  std::string folder = std::filesystem::path(options_.output).parent_path().string();
+  if (folder.empty()) folder = ".";
+  if (options_.imatrix == nullptr && options_.method.needs_text()) {
+    CalibrateOptions c;
+    c.memory = options_.memory;
+    c.folder = folder;
+    c.dataset = text.name;
+    c.progress = [this](double fraction) { return !stopped(fraction); };
+    FRESHET_ASSIGN_OR_RETURN(Calibration measured, calibrate(working_, text.windows, c));
+    measured_ = std::move(measured.imatrix);
+  }
+  ExportOptions e = export_options();
+  e.target = {};
+  FRESHET_ASSIGN_OR_RETURN(const GgufPlan plan,
+                           plan_gguf(working_.checkpoint(), working_.compute()->pool(), e));
+  Importance importance;
+  if (e.imatrix != nullptr) importance = Importance(*e.imatrix);
+  TensorLossOptions o;
+  o.importance = &importance;
+  o.overrides = options_.overrides;
+  o.memory = options_.memory;
+  o.folder = folder;
+  o.progress = [this](double fraction) {
+    return !options_.progress || options_.progress("measuring losses", fraction);
+  };
+  FRESHET_ASSIGN_OR_RETURN(losses_, measure_losses(working_, plan.tensors, text.windows, o));
   return {};
 }
 
@@ -231,12 +250,7 @@ bool QuantizeJob::stopped(double fraction) const {
 }
 
 bool QuantizeJob::has_kv_scales(const models::Part& part) const {
-  if (!options_.kv_scales || part.layer < 0) return false;
-  const auto& branches = working_.model().spec.layers[static_cast<size_t>(part.layer)].branches;
-  const auto first = branches.begin() + part.first_branch;
-  return std::any_of(first, first + part.branches, [](const BranchSpec& b) {
-    return std::holds_alternative<AttentionSpec>(b.body);
-  });
+  return options_.kv_scales && keeps_keys_and_values(working_.model().spec, part);
 }
 
 bool QuantizeJob::reads_text() const {
@@ -279,6 +293,10 @@ Status QuantizeJob::run_part(int index, bool streams_needed) {
     FRESHET_RETURN_IF_ERROR(restore_part(index, linears, streams_needed));
   } else {
     FRESHET_RETURN_IF_ERROR(quantise_part(index, part, linears));
+    if (in_passes_ && streams_needed) {
+      FRESHET_ASSIGN_OR_RETURN(const PartResults::Part done, results_->read(index));
+      FRESHET_RETURN_IF_ERROR(apply_part(done, linears));
+    }
   }
   if (streams_needed) FRESHET_RETURN_IF_ERROR(runner_->advance(part));
   for (const LinearTensor& t : linears) working_.restore(t.source->name);

@@ -1,8 +1,8 @@
 // One run of quantize(): its state, for the files that implement it.
 //
 // quantize.cc has the order of the work, quantize_part.cc what happens to the matrices of a part,
-// channel_scales.cc what AWQ and SmoothQuant do to them first, quantize_output.cc how the results
-// become a checkpoint. One thread.
+// quantize_experts.cc what is different for those of experts, channel_scales.cc what AWQ and
+// SmoothQuant do to them first, quantize_output.cc how the results become a checkpoint. One thread.
 #pragma once
 
 #include <map>
@@ -45,8 +45,10 @@ class QuantizeJob {
     std::vector<Target> targets;
     InputStats* stats = nullptr;  // its gram matrix goes to the last that reads it
     ChannelScales scales;
-    float tensor_max = 0.0f;  // MethodOptions::tensor_max
-    std::string note;         // for the report
+    float tensor_max = 0.0f;             // MethodOptions::tensor_max
+    std::string note;                    // for the report
+    std::vector<QuantizedLinear> lines;  // of the report: one for each target
+    const InputStats* own = nullptr;     // `stats` before experts share theirs
   };
 
   std::string key() const;
@@ -65,12 +67,12 @@ class QuantizeJob {
   // quantize_part.cc
   Status quantise_part(int index, const models::Part& part,
                        const std::vector<models::LinearTensor>& linears);
-  Status quantise_work(std::vector<Work>& work, std::vector<StoredTensor>& stored,
-                       json::Array& records);
+  // Leaves out what is done already.
+  Status quantise_work(std::vector<Work>& work, std::vector<bool>& done,
+                       std::vector<StoredTensor>& stored);
   // `stats`: of the inputs, scaled; nullptr: unknown.
-  Status quantise_matrix(const Work& w, const Inputs& inputs, const InputStats* stats,
-                         std::vector<StoredTensor>& stored, json::Array& records);
-  void share_experts(std::vector<Work>& work);
+  Status quantise_matrix(Work& w, const Inputs& inputs, const InputStats* stats,
+                         std::vector<StoredTensor>& stored);
   static InputStats stats_for(size_t index, std::vector<Work>& work, const std::vector<bool>& done);
   void add_given_statistics(std::vector<Work>& work);
   Status share_tensor_scales(std::vector<Work>& work);
@@ -78,6 +80,12 @@ class QuantizeJob {
                     const std::vector<models::LinearTensor>& linears);
 
   Status apply_changes(const PartResults::Part& part);
+
+  // quantize_experts.cc
+  void share_experts(std::vector<Work>& work);
+  bool takes_passes(const std::vector<Work>& work) const;
+  Status quantise_in_passes(const models::Part& part, std::vector<Work>& work,
+                            const InputCollector& seen, std::vector<StoredTensor>& stored);
 
   // channel_scales.cc
   Status scale_channels(const models::Part& part, const std::vector<models::LinearTensor>& linears,
@@ -117,10 +125,12 @@ class QuantizeJob {
   std::unique_ptr<PartRunner> runner_;
   std::optional<GgufPlan> plan_;
   std::optional<Imatrix> measured_;                  // for the choice of formats
+  std::optional<TensorLosses> losses_;               // the same
   std::optional<Importance> given_;                  // of options_.imatrix
   std::vector<std::unique_ptr<InputStats>> pooled_;  // of the experts of the part
   std::vector<InputStats> given_stats_;              // of the part
   std::vector<std::string> changed_;                 // tensors of the part besides its matrices
+  bool in_passes_ = false;  // the part: its matrices are replaced when all of them are done
   std::map<models::Role, float> input_max_;  // of the part: the largest input of each kind of layer
   double fraction_ = 0.0;
   QuantizeReport report_;

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "quantizer/containers/checkpoint_writer.h"
+#include "quantizer/kv_scale_file.h"
 #include "quantizer/quantize_job.h"
 
 namespace freshet::quantizer {
@@ -81,9 +82,13 @@ ExportOptions QuantizeJob::export_options() const {
   e.overrides = *options_.overrides;
   e.target = options_.target;
   e.plan = plan_ ? &*plan_ : nullptr;
+  e.losses = losses_ ? &*losses_ : nullptr;
+  e.feedback = options_.method.gptq;
   e.importance = options_.method.needs_text();
   e.imatrix = measured_ ? &*measured_ : options_.imatrix;
   e.metadata = options_.metadata;
+  for (const auto& [key, value] : provenance())
+    e.metadata.emplace_back("freshet.quantization." + key, json::write(value));
   e.warn = options_.note;
   return e;
 }
@@ -118,8 +123,6 @@ Status QuantizeJob::read_parts() {
 
 Status QuantizeJob::write_gguf() {
   ExportOptions e = export_options();
-  for (const auto& [key, value] : provenance())
-    e.metadata.emplace_back("freshet.quantization." + key, json::write(value));
   FinishedRows rows;
   for (const PartResults::Part& part : finished_) {
     rows.add(part);
@@ -146,21 +149,15 @@ std::vector<std::string> QuantizeJob::unquantised() const {
 
 // The factors of keys and values under the names that the container gives them.
 std::vector<StoredTensor> QuantizeJob::kv_scale_tensors() const {
-  using models::Role;
   std::vector<StoredTensor> out;
-  const models::WeightReader& reader = working_.reader();
   for (size_t i = 0; i < parts_.size() && options_.kv_scales; ++i) {
     const loader::TensorSource* scales = finished_[i].file.find(kKvScales);
-    const int layer = parts_[i].layer;
     if (scales == nullptr) continue;
-    const bool fused = reader.find(Role::kKey, ".weight", layer) == nullptr;
-    for (const auto& [role, name, at] :
-         {std::tuple{Role::kKey, ".k_scale", 0}, std::tuple{Role::kValue, ".v_scale", 1}}) {
-      std::string stem = reader.stem(fused ? Role::kQkv : role, layer);
-      if (options_.container->kv_scales == KvScaleNames::kAttention) stem.resize(stem.rfind('.'));
-      const uint8_t* from = scales->data + static_cast<size_t>(at) * sizeof(float);
-      out.push_back({stem + name, "F32", {1}, {from, from + sizeof(float)}});
-    }
+    const KvScalePair names =
+        kv_scale_names(working_.reader(), parts_[i].layer, options_.container->kv_scales);
+    const uint8_t* const from = scales->data;
+    out.push_back({names.key, "F32", {1}, {from, from + sizeof(float)}});
+    out.push_back({names.value, "F32", {1}, {from + sizeof(float), from + 2 * sizeof(float)}});
   }
   return out;
 }

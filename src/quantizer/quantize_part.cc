@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "quantizer/containers/scheme.h"
+#include "quantizer/kv_scale_file.h"
 #include "quantizer/methods/scales.h"
 #include "quantizer/quantize_job.h"
 
@@ -34,31 +35,6 @@ std::vector<T> array_of(const loader::SafetensorsFile& file, const std::string& 
   out.resize(t->bytes / sizeof(T));
   std::memcpy(out.data(), t->data, out.size() * sizeof(T));
   if (t->file != nullptr) t->file->release(t->file_offset, t->bytes);  // the part may be large
-  return out;
-}
-
-// The statistics of all tokens of several.
-InputStats pooled_stats(const std::vector<const InputStats*>& parts) {
-  InputStats out = *parts.front();
-  for (const InputStats* p : parts) {
-    if (p != parts.front()) out.tokens += p->tokens;
-  }
-  const auto pool = [&](std::vector<float> InputStats::* member) {
-    std::vector<float>& to = out.*member;
-    std::vector<double> sum(to.size());
-    for (const InputStats* p : parts) {
-      const double share = static_cast<double>(p->tokens) / static_cast<double>(out.tokens);
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += share * (p->*member)[i];
-    }
-    for (size_t i = 0; i < sum.size(); ++i) to[i] = static_cast<float>(sum[i]);
-  };
-  pool(&InputStats::mean_abs);
-  pool(&InputStats::mean_square);
-  pool(&InputStats::gram);
-  for (const InputStats* p : parts) {
-    for (size_t i = 0; i < out.max_abs.size(); ++i)
-      out.max_abs[i] = std::max(out.max_abs[i], p->max_abs[i]);
-  }
   return out;
 }
 
@@ -134,34 +110,6 @@ Result<QuantisedMatrix> load_matrix(const std::string& name, const LinearTensor&
   return QuantisedMatrix(std::move(m));
 }
 
-// An expert that few tokens chose is quantised by what all experts of its layer read.
-void QuantizeJob::share_experts(std::vector<Work>& work) {
-  constexpr int64_t kFewTokens = 64;
-  pooled_.clear();
-  const auto few = [](const Work& w) {
-    return w.tensor.expert >= 0 && (w.stats == nullptr || w.stats->tokens < kFewTokens);
-  };
-  std::map<models::Role, InputStats*> of_role;
-  for (Work& w : work) {
-    if (!few(w)) continue;
-    const auto [place, added] = of_role.emplace(w.tensor.role, nullptr);
-    if (added) {
-      std::vector<const InputStats*> parts;
-      for (const Work& other : work) {
-        const bool counts = other.tensor.role == w.tensor.role && other.stats != nullptr;
-        if (counts && std::ranges::count(parts, other.stats) == 0) parts.push_back(other.stats);
-      }
-      if (!parts.empty()) {
-        pooled_.push_back(std::make_unique<InputStats>(pooled_stats(parts)));
-        place->second = pooled_.back().get();
-      }
-    }
-    if (place->second == nullptr) continue;
-    w.stats = place->second;
-    w.note = "few tokens chose this expert: statistics of all of its layer";
-  }
-}
-
 // Mean squares from an importance matrix, where calibration found nothing.
 void QuantizeJob::add_given_statistics(std::vector<Work>& work) {
   given_stats_.clear();
@@ -184,8 +132,7 @@ void QuantizeJob::add_given_statistics(std::vector<Work>& work) {
 // The largest key or value becomes E4M3's largest number.
 void store_kv_scales(const InputCollector& seen, std::vector<StoredTensor>& out) {
   if (seen.key_max() == 0.0f && seen.value_max() == 0.0f) return;
-  const auto scale = [](float most) { return most > 0.0f ? most / 448.0f : 1.0f; };
-  const std::vector<float> scales = {scale(seen.key_max()), scale(seen.value_max())};
+  const std::vector<float> scales = {kv_scale_for(seen.key_max()), kv_scale_for(seen.value_max())};
   out.push_back(stored_array(kKvScales, "F32", {2}, scales));
 }
 
@@ -196,18 +143,21 @@ Status QuantizeJob::quantise_part(int index, const models::Part& part,
     std::vector<Target> to = targets(t);
     if (!to.empty()) work.push_back({t, std::move(to), nullptr, {}});
   }
+  in_passes_ = runner_ != nullptr && takes_passes(work);
   std::vector<StoredTensor> stored;
-  json::Array records;
   PartRunner::Collected collected;
   const bool kv_scales = has_kv_scales(part) && runner_ != nullptr;
   if (kv_scales || (!work.empty() && runner_ != nullptr)) {
-    const bool products = options_.method.gptq || options_.method.awq;
+    const bool products = (options_.method.gptq || options_.method.awq) && !in_passes_;
     // Some hundred inputs are enough to choose the scales of SmoothQuant.
     const int64_t every =
         options_.method.smoothquant ? std::max<int64_t>(runner_->tokens() / 512, 1) : 0;
     FRESHET_ASSIGN_OR_RETURN(collected,
                              runner_->collect(part, {.gram = products, .sample_every = every}));
-    for (Work& w : work) w.stats = collected.of(w.tensor, working_.reader());
+    for (Work& w : work) {
+      w.stats = collected.of(w.tensor, working_.reader());
+      w.own = w.stats;
+    }
     share_experts(work);
     FRESHET_RETURN_IF_ERROR(scale_channels(part, linears, work, collected, stored));
   }
@@ -220,7 +170,19 @@ Status QuantizeJob::quantise_part(int index, const models::Part& part,
   }
   add_given_statistics(work);
   FRESHET_RETURN_IF_ERROR(share_tensor_scales(work));
-  FRESHET_RETURN_IF_ERROR(quantise_work(work, stored, records));
+  if (in_passes_) {
+    FRESHET_RETURN_IF_ERROR(quantise_in_passes(part, work, *collected.collector, stored));
+  } else {
+    std::vector<bool> done(work.size(), false);
+    FRESHET_RETURN_IF_ERROR(quantise_work(work, done, stored));
+  }
+  json::Array records;
+  for (const Work& w : work) {
+    for (const QuantizedLinear& line : w.lines) {
+      records.push_back(record_of(line));
+      report_.linears.push_back(line);
+    }
+  }
   json::Object record;
   record["linears"] = json::Value(std::move(records));
   return results_->write(index, stored, json::Value(std::move(record)));
@@ -274,9 +236,8 @@ InputStats QuantizeJob::stats_for(size_t index, std::vector<Work>& work,
 
 // Matrices that read the same inputs come one after the other, so that their moments are prepared
 // once.
-Status QuantizeJob::quantise_work(std::vector<Work>& work, std::vector<StoredTensor>& stored,
-                                  json::Array& records) {
-  std::vector<bool> done(work.size(), false);
+Status QuantizeJob::quantise_work(std::vector<Work>& work, std::vector<bool>& done,
+                                  std::vector<StoredTensor>& stored) {
   ThreadPool& pool = working_.compute()->pool();
   for (size_t i = 0; i < work.size(); ++i) {
     if (done[i]) continue;
@@ -294,16 +255,15 @@ Status QuantizeJob::quantise_work(std::vector<Work>& work, std::vector<StoredTen
       if (done[j] || !same) continue;
       done[j] = true;
       if (stopped(fraction_)) return cancelled("interrupted");
-      FRESHET_RETURN_IF_ERROR(
-          quantise_matrix(work[j], inputs, known ? &stats : nullptr, stored, records));
+      FRESHET_RETURN_IF_ERROR(quantise_matrix(work[j], inputs, known ? &stats : nullptr, stored));
       if (!known) break;  // the next one has its own columns
     }
   }
   return {};
 }
 
-Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs, const InputStats* stats,
-                                    std::vector<StoredTensor>& stored, json::Array& records) {
+Status QuantizeJob::quantise_matrix(Work& w, const Inputs& inputs, const InputStats* stats,
+                                    std::vector<StoredTensor>& stored) {
   ThreadPool& pool = working_.compute()->pool();
   FRESHET_ASSIGN_OR_RETURN(std::vector<float> numbers, working_.read(w.tensor));
   const auto cols = static_cast<size_t>(w.tensor.cols);
@@ -343,10 +303,9 @@ Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs, const I
     line.tokens = w.stats == nullptr ? 0 : w.stats->tokens;
     line.report = q.report;
     if (line.report.note.empty()) line.report.note = w.note;
-    records.push_back(record_of(line));
-    report_.linears.push_back(line);
+    w.lines.push_back(std::move(line));
     store_matrix(stored_name(w.tensor, target), q.matrix, stored);
-    if (&target == &w.targets.back()) {
+    if (&target == &w.targets.back() && !in_passes_) {
       numbers = {};
       FRESHET_RETURN_IF_ERROR(working_.write(w.tensor, dequantise(q.matrix, scheme)));
     }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "quantizer/allocation.h"
+#include "quantizer/methods/grid.h"
 #include "quantizer/planned_reader.h"
 
 namespace freshet::quantizer {
@@ -13,6 +14,15 @@ namespace {
 using quant::Format;
 
 constexpr int64_t kSampledNumbers = 32768;
+// What error feedback leaves of the loss of weighted rounding in K-quants (docs/quantisation.md).
+constexpr double kLeftByFeedback = 0.82;
+
+Result<bool> has_grid(Format format) {
+  if (quant::info(format).plain()) return false;
+  FRESHET_ASSIGN_OR_RETURN(const auto grid,
+                           make_gguf_grid(format, 1, quant::info(format).block_size));
+  return grid != nullptr;
+}
 
 std::vector<int64_t> sampled_rows(const Planned& p) {
   const int64_t rows = p.rows();
@@ -138,7 +148,12 @@ Result<std::vector<FreeTensor>> measure(const std::vector<Planned>& plan, const 
     const bool head =
         p.name == "output.weight" || (p.name == "token_embd.weight" && search.model.tied);
     const double share = head ? 2.0 * search.model.layers : 1.0;
-    for (const Format f : t.formats) t.item.push_back({padded_bytes(p, f), share * meter.error(f)});
+    const double weight = search.losses != nullptr ? search.losses->of(p.name) : share;
+    for (const Format f : t.formats) {
+      FRESHET_ASSIGN_OR_RETURN(const bool grid, has_grid(f));
+      const double left = search.feedback && grid ? kLeftByFeedback : 1.0;
+      t.item.push_back({padded_bytes(p, f), weight * left * meter.error(f)});
+    }
     out.push_back(std::move(t));
   }
   return out;

@@ -2,9 +2,10 @@
 // smallest sum of errors within the budget are chosen.
 //
 // The error of a tensor is sum w (x - decoded)^2 / sum w x^2 over rows at even distances, w the
-// mean square of the input (1 without an importance matrix): the relative error of its outputs. The
-// sum is not larger than that of any recipe that fits the budget. The same on every machine and for
-// any number of threads.
+// mean square of the input (1 without an importance matrix): the relative error of its outputs.
+// With TensorLosses it is multiplied by what such an error costs in this tensor, in nats. The sum
+// is not larger than that of any recipe that fits the budget. The same on every machine and for any
+// number of threads.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include "base/thread_pool.h"
 #include "quantizer/export_plan.h"
 #include "quantizer/imatrix.h"
+#include "quantizer/tensor_loss.h"
 
 namespace freshet::quantizer {
 
@@ -30,6 +32,8 @@ struct SizeSearch {
   RecipeModel model;
   const RecipeOverrides* overrides = nullptr;
   const Importance* importance = nullptr;  // nullptr: none
+  const TensorLosses* losses = nullptr;    // nullptr: all tensors weigh the same
+  bool feedback = false;                   // types with a grid will be rounded with error feedback
   int64_t budget = 0;                      // of the tensors' bytes, padding included
   std::function<bool()> go_on;             // false stops the search; may be empty
 };

@@ -31,6 +31,14 @@ Result<std::shared_ptr<Compute>> Compute::open(const ComputeOptions& options) {
   return compute;
 }
 
+Result<ops::Ops*> Compute::host_ops() {
+  if (device() == nullptr) return ops_.get();
+  if (host_ops_ == nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(host_ops_, ops::Ops::create(pool_, cpu::kernels(), cpu::detect(), {}));
+  }
+  return host_ops_.get();
+}
+
 Result<ops::KvType> Compute::kv_type(const std::string& name, bool scratch) const {
   if (name != "auto") return ops::kv_type_by_name(name);
   const bool keeps_f32 = device() == nullptr;

@@ -34,6 +34,8 @@ class Compute {
   ops::Ops& ops() { return *ops_; }
   const ops::Ops& ops() const { return *ops_; }
   bool reference() const { return reference_; }
+  // For what a device leaves to the processor; without a device that is ops().
+  Result<ops::Ops*> host_ops();
   ops::Device* device() const { return ops_->device(); }  // nullptr: the processor
   std::string device_name() const { return device() != nullptr ? device()->name() : "cpu"; }
 
@@ -47,6 +49,7 @@ class Compute {
   ThreadPool pool_;
   bool reference_;
   std::unique_ptr<ops::Ops> ops_;
+  std::unique_ptr<ops::Ops> host_ops_;
 };
 
 }  // namespace freshet::runtime

@@ -11,49 +11,106 @@
 namespace freshet::runtime {
 namespace {
 
-Result<std::unique_ptr<Model>> make_dummy(ops::Ops& ops, const LoadOptions& options) {
-  constexpr std::string_view kPrefix = "dummy:";
-  const std::string& asked = options.load_format;
+constexpr std::string_view kRandomWeights = "dummy:";
+
+Result<std::unique_ptr<Model>> make_dummy(const loader::Checkpoint& checkpoint, ops::Ops& ops,
+                                          const LoadOptions& options) {
   if (!options.weight_cache_dir.empty()) {
     return invalid_argument("--weight-cache-dir is for --load-format auto: {} weights are random",
-                            asked);
+                            options.load_format);
   }
-  const auto format = asked.starts_with(kPrefix)
-                          ? quant::format_by_name(std::string_view(asked).substr(kPrefix.size()))
-                          : std::nullopt;
-  if (!format || quant::info(*format).encode == nullptr) {
-    return invalid_argument(
-        "--load-format {}: write auto, or dummy: and a format, e.g. dummy:bf16 or dummy:int4_g128",
-        asked);
-  }
-  FRESHET_ASSIGN_OR_RETURN(const json::Value config,
-                           json::parse_file(options.model + "/config.json"));
-  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, models::read_spec(config));
-  return models::dummy_model(spec, [&](auto...) { return *format; }, ops);
+  FRESHET_ASSIGN_OR_RETURN(const quant::Format format, random_format(options));
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint, options));
+  return models::dummy_model(spec, [&](auto...) { return format; }, ops);
 }
 
 }  // namespace
 
+bool has_random_weights(const LoadOptions& options) {
+  return options.load_format != "auto";
+}
+
+Result<quant::Format> random_format(const LoadOptions& options) {
+  const std::string& asked = options.load_format;
+  const auto format =
+      asked.starts_with(kRandomWeights)
+          ? quant::format_by_name(std::string_view(asked).substr(kRandomWeights.size()))
+          : std::nullopt;
+  if (format && quant::info(*format).encode != nullptr) return *format;
+  return invalid_argument(
+      "--load-format {}: write auto, or dummy: and a format, e.g. dummy:bf16 or dummy:int4_g128",
+      asked);
+}
+
+Result<loader::Checkpoint> open_checkpoint(const LoadOptions& options) {
+  if (!has_random_weights(options)) return loader::Checkpoint::open(options.model, options.mmproj);
+  if (!options.mmproj.empty())
+    return invalid_argument("--mmproj is for --load-format auto: random weights have no tower");
+  return open_checkpoint(options, options.model);
+}
+
+Result<loader::Checkpoint> open_checkpoint(const LoadOptions& options, const std::string& path) {
+  if (!has_random_weights(options)) return loader::Checkpoint::open(path);
+  FRESHET_RETURN_IF_ERROR(random_format(options).status());
+  return loader::Checkpoint::open_bare(path + "/config.json");
+}
+
+Result<ModelSpec> read_spec(const loader::Checkpoint& checkpoint, const LoadOptions& options) {
+  return has_random_weights(options) ? models::read_spec(checkpoint.config())
+                                     : freshet::read_spec(checkpoint);
+}
+
+Result<size_t> packed_bytes(const loader::Checkpoint& checkpoint, const ModelSpec& spec,
+                            const LoadOptions& options, ops::Ops& ops) {
+  if (has_random_weights(options)) {
+    FRESHET_ASSIGN_OR_RETURN(const quant::Format format, random_format(options));
+    return models::dummy_bytes(spec, [&](auto...) { return format; }, ops);
+  }
+  const ops::Device* const device = ops.device();
+  size_t bytes = 0;
+  for (const loader::TensorSource& t : checkpoint.tensors()) {
+    size_t packed = t.bytes;
+    if (t.dtype == "F8_E4M3") packed += t.bytes / 32;  // an F32 scale for each 128 numbers
+    if (device != nullptr && t.format && t.shape.size() > 1) {
+      const int64_t cols = t.shape.back(), rows = t.elements() / std::max<int64_t>(cols, 1);
+      const bool table = rows == spec.vocab_size && cols == spec.embedding_size;
+      const auto use = table ? ops::Use::kTable : ops::Use::kProducts;
+      const int64_t there = device->packed_bytes(*t.format, rows, cols, use);
+      packed = std::max(packed, static_cast<size_t>(there));
+    }
+    bytes += packed;
+  }
+  // Routers are kept in F32, on a GPU in BF16 too: 4 bytes per number more than in the file.
+  for (const LayerSpec& layer : spec.layers) {
+    const MoeSpec* const moe = layer.find<MoeSpec>();
+    if (moe == nullptr) continue;
+    bytes += sizeof(float) * static_cast<size_t>(moe->routing.experts) *
+             static_cast<size_t>(spec.hidden_size);
+  }
+  return bytes;
+}
+
 Result<std::unique_ptr<LoadedModel>> LoadedModel::load(std::shared_ptr<Compute> compute,
                                                        const LoadOptions& options) {
-  if (options.load_format == "auto") {
-    FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(options.model));
-    return load(std::move(compute), checkpoint, options);
-  }
-  FRESHET_ASSIGN_OR_RETURN(auto model, make_dummy(compute->ops(), options));
-  return std::make_unique<LoadedModel>(std::move(compute), std::move(model));
+  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, open_checkpoint(options));
+  return load(std::move(compute), checkpoint, options);
 }
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::load(std::shared_ptr<Compute> compute,
                                                        const loader::Checkpoint& checkpoint,
                                                        const LoadOptions& options) {
+  if (has_random_weights(options)) {
+    FRESHET_ASSIGN_OR_RETURN(auto model, make_dummy(checkpoint, compute->ops(), options));
+    return std::make_unique<LoadedModel>(std::move(compute), std::move(model));
+  }
   const auto progress = [&](size_t done, size_t total) {
     if (!options.on_progress) return;
     options.on_progress("loading weights",
                         total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1.0);
   };
-  FRESHET_ASSIGN_OR_RETURN(
-      auto model, load_model(checkpoint, compute->ops(), progress, options.weight_cache_dir));
+  FRESHET_ASSIGN_OR_RETURN(ops::Ops* const host, compute->host_ops());
+  FRESHET_ASSIGN_OR_RETURN(auto model, models::load_model_on(checkpoint, compute->ops(), *host,
+                                                             progress, options.weight_cache_dir));
   return std::make_unique<LoadedModel>(std::move(compute), std::move(model));
 }
 

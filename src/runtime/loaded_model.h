@@ -25,6 +25,7 @@ struct LoadOptions : ComputeOptions {
   std::string load_format = "auto";
   std::string weight_cache_dir;  // see load_model()
   std::function<void(const std::string& stage, double fraction)> on_progress;
+  std::string mmproj;  // the tower of a GGUF model; "": none
 };
 
 // The largest step that a model will run.
@@ -34,11 +35,24 @@ struct StepLimits {
   int64_t context = 0;  // of a sequence
 };
 
+bool has_random_weights(const LoadOptions& options);
+// The format of load_format. REQUIRES: has_random_weights(). Errors tell how to write it.
+Result<quant::Format> random_format(const LoadOptions& options);
+// options.model: with random weights, its configuration alone.
+Result<loader::Checkpoint> open_checkpoint(const LoadOptions& options);
+// The same for `path`, a drafter's.
+Result<loader::Checkpoint> open_checkpoint(const LoadOptions& options, const std::string& path);
+// The model's shape: with random weights, of its configuration alone.
+Result<ModelSpec> read_spec(const loader::Checkpoint& checkpoint, const LoadOptions& options);
+// An estimate of the packed weights, for a plan; some formats take more bytes than in the file.
+Result<size_t> packed_bytes(const loader::Checkpoint& checkpoint, const ModelSpec& spec,
+                            const LoadOptions& options, ops::Ops& ops);
+
 class LoadedModel {
  public:
   static Result<std::unique_ptr<LoadedModel>> load(std::shared_ptr<Compute> compute,
                                                    const LoadOptions& options);
-  // From a checkpoint that is open already; options.model is not used.
+  // From a checkpoint of open_checkpoint(); options.model is not used.
   static Result<std::unique_ptr<LoadedModel>> load(std::shared_ptr<Compute> compute,
                                                    const loader::Checkpoint& checkpoint,
                                                    const LoadOptions& options);

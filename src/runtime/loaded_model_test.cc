@@ -102,7 +102,7 @@ TEST(Workspace, IsActivationsOfAllAndTheLargestScratch) {
     auto checkpoint =
         loader::Checkpoint::open(std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + name);
     FRESHET_CHECK(checkpoint.ok());
-    return read_spec(*checkpoint).value();
+    return freshet::read_spec(*checkpoint).value();
   };
   const ModelSpec mixtral = spec_of("mixtral"), llama = spec_of("llama");
   const PlannedModel large{mixtral, kLarge}, small{llama, kSmall};

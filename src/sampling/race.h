@@ -1,4 +1,6 @@
-// The draw of tokens: an exponential race (docs/sampling.md).
+// How tokens are drawn: an exponential race, which is the Gumbel-max trick in another form
+// (docs/sampling.md): -ln(E / w) is ln(w) plus Gumbel noise, so the lowest time has the largest
+// perturbed log-weight.
 //
 // A candidate with weight w takes the time E / w, and the first candidate is drawn; ties go to the
 // lowest id. E = -ln(1 - v) is an exponential variate, and v is 64 bits of noise: a function of

@@ -127,7 +127,9 @@ Sampler::Sampler(const SamplingParams& params, int64_t vocab, uint64_t seed, uin
     distinct = static_cast<size_t>(std::min(longest, vocab));
     counts_ = TokenCounts(distinct);
     if (prompt_counts) {
-      for (const int32_t id : prompt) counts_.add(id, false);
+      for (const int32_t id : prompt) {
+        if (id < vocab) counts_.add(id, false);  // a picture's token may lie behind the vocabulary
+      }
     }
   }
   if (params_.rules != nullptr)

@@ -1,11 +1,13 @@
-// Evictions of keys of live sequences (kv_cache/retention/schedule.h).
+// KV compression of live sequences: evicts keys and values that a policy does not keep (SnapKV,
+// H2O, StreamingLLM ...; kv_cache/retention/). Unrelated to the LRU eviction of idle blocks
+// (kv_cache/block_cache.h).
 #include <algorithm>
 
 #include "scheduler/scheduler.h"
 
 namespace freshet::scheduler {
 
-// To call when the sequence has computed nothing.
+// Called when the sequence has no computed tokens.
 void Scheduler::restart_evictions(Sequence& s) {
   s.scores.reset();
   s.evict_at = s.scored_from = kv_cache::kNeverEvicts;

@@ -92,6 +92,7 @@ Metrics::Metrics(const std::string& model_name, int max_model_len, int max_draft
   add_gauges(cache);
   if (cache.tiers) add_tiers();
   add_counters();
+  add_pictures();
   if (max_drafts > 0) add_speculation(max_drafts);
   add_histograms(cache);
 }
@@ -171,6 +172,22 @@ void Metrics::add_counters() {
                          "Prompt tokens found in the prefix cache.",
                          of(&EngineStats::cached_tokens));
   registry_.counter_from("freshet:steps_total", "Engine steps.", of(&EngineStats::steps));
+}
+
+// Of models that read pictures; the first two as vLLM names them.
+void Metrics::add_pictures() {
+  using P = EngineStats::Pictures;
+  registry_.counter_from("vllm:mm_cache_queries_total",
+                         "Pictures looked up in the cache of the vision tower's output.", [this] {
+                           const P p = stats_().pictures;
+                           return static_cast<double>(p.computed + p.cached);
+                         });
+  registry_.counter_from("vllm:mm_cache_hits_total", "Pictures found in that cache.",
+                         [this] { return static_cast<double>(stats_().pictures.cached); });
+  registry_.counter_from("freshet:picture_seconds_total", "Seconds that the vision tower computed.",
+                         [this] { return stats_().pictures.seconds; });
+  registry_.gauge("freshet:picture_cache_bytes", "Bytes of the vision tower's output in its cache.",
+                  [this] { return static_cast<double>(stats_().pictures.cache_bytes); });
 }
 
 // As vLLM names them.

@@ -53,6 +53,7 @@ class Metrics {
  private:
   void add_gauges(const CacheInfo& cache);
   void add_tiers();
+  void add_pictures();
   void add_counters();
   void add_speculation(int max_drafts);
   void add_histograms(const CacheInfo& cache);

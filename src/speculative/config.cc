@@ -270,12 +270,31 @@ Status complete_list(Config& c) {
   return {};
 }
 
-Status complete(Config& c) {
+// Of drafters of random weights.
+Status check_random(const Config& c, const Method& method) {
+  if (method.random == Method::Random::kNo) {
+    std::vector<std::string_view> names;
+    for (const Method& m : methods()) {
+      if (m.random != Method::Random::kNo) names.push_back(m.name);
+    }
+    return unsupported("method {} has no random weights, which --load-format asks for; {} do",
+                       c.method, fmt::join(names, ", "));
+  }
+  if (method.random == Method::Random::kConfig && c.model.empty()) {
+    return invalid_argument(
+        "speculative config: method {} needs \"model\", a folder with the drafter's config.json",
+        c.method);
+  }
+  return {};
+}
+
+Status complete(Config& c, bool random_weights) {
   FRESHET_RETURN_IF_ERROR(complete_list(c));
   if (c.method == "[ngram]") c.method = "ngram";
   if (c.method.empty() && c.prompt_lookup_max > 0) c.method = "ngram";
   FRESHET_ASSIGN_OR_RETURN(const Method* method, known_method(c.method));
-  if (method->model == Method::Model::kNeeded && c.model.empty()) {
+  if (random_weights) FRESHET_RETURN_IF_ERROR(check_random(c, *method));
+  if (method->model == Method::Model::kNeeded && c.model.empty() && !random_weights) {
     return invalid_argument(
         "speculative config: method {} needs \"model\", the drafter's folder "
         "or file",
@@ -294,11 +313,11 @@ Status complete(Config& c) {
         c.prompt_lookup_min, c.prompt_lookup_max);
   }
   FRESHET_RETURN_IF_ERROR(complete_tree(c, *method));
-  if (c.parallel_drafting &&
-      (c.method != "draft_model" || c.tree.wanted() || c.use_heterogeneous_vocab)) {
+  if (c.parallel_drafting && ((c.method != "draft_model" && c.method != "eagle3") ||
+                              c.tree.wanted() || c.use_heterogeneous_vocab)) {
     return invalid_argument(
-        "speculative config: parallel_drafting is for method draft_model with the target's "
-        "vocabulary and without trees");
+        "speculative config: parallel_drafting is for methods draft_model and eagle3 with the "
+        "target's vocabulary and without trees");
   }
   if ((c.acceptance.method == Acceptance::kSynthetic) != !c.acceptance.rates.empty()) {
     return invalid_argument(
@@ -314,7 +333,7 @@ int Config::limit() const {
   return num_speculative_tokens > 0 ? num_speculative_tokens : kMostDrafts;
 }
 
-Result<Config> parse_config(std::string_view text) {
+Result<Config> parse_config(std::string_view text, bool random_weights) {
   auto value = json::parse(text);
   if (!value.ok() || !value->is_object()) {
     return invalid_argument(
@@ -332,7 +351,7 @@ Result<Config> parse_config(std::string_view text) {
     if (member == nullptr || member->is_null()) continue;
     FRESHET_RETURN_IF_ERROR(key.read(*member, key.name, config));
   }
-  FRESHET_RETURN_IF_ERROR(complete(config));
+  FRESHET_RETURN_IF_ERROR(complete(config, random_weights));
   return config;
 }
 

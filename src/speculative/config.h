@@ -49,6 +49,7 @@ struct Config {
 };
 
 // `text`: a JSON object. The method may be left out where the model or the other keys imply it.
-Result<Config> parse_config(std::string_view text);
+// random_weights: drafters have no files, so that "model" names a folder with config.json, if any.
+Result<Config> parse_config(std::string_view text, bool random_weights = false);
 
 }  // namespace freshet::speculative

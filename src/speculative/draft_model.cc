@@ -22,8 +22,10 @@ Status same_vocabulary(const Config& config, const ModelSpec& draft, const Model
 }
 
 // The token that stands for those to come, as the model's configuration names it.
-Result<int32_t> mask_token(const Config& config, const ModelSpec& spec) {
-  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(config.model));
+Result<int32_t> mask_token(const MakeContext& c, const ModelSpec& spec) {
+  const Config& config = c.config;
+  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint,
+                           runtime::open_checkpoint(c.loading, config.model));
   for (const char* key : {"pard_token", "ptd_token_id", "mask_token_id"}) {
     const json::Value* const found = checkpoint.config().find(key);
     if (found == nullptr || !found->is_number()) continue;
@@ -41,10 +43,16 @@ Result<int32_t> mask_token(const Config& config, const ModelSpec& spec) {
 }  // namespace
 
 Result<DrafterCost> draft_model_cost(const PlanContext& c) {
-  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(c.config.model));
-  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
+  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint,
+                           runtime::open_checkpoint(c.loading, c.config.model));
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, runtime::read_spec(checkpoint, c.loading));
   FRESHET_RETURN_IF_ERROR(same_vocabulary(c.config, spec, c.target));
-  return DrafterCost{.weights = checkpoint.total_bytes(), .model = spec};
+  size_t bytes = checkpoint.total_bytes();
+  if (runtime::has_random_weights(c.loading)) {
+    FRESHET_ASSIGN_OR_RETURN(bytes,
+                             runtime::packed_bytes(checkpoint, spec, c.loading, c.compute.ops()));
+  }
+  return DrafterCost{.weights = bytes, .model = spec};
 }
 
 Result<std::unique_ptr<Drafter>> make_draft_model(const MakeContext& c) {
@@ -55,7 +63,7 @@ Result<std::unique_ptr<Drafter>> make_draft_model(const MakeContext& c) {
   FRESHET_RETURN_IF_ERROR(same_vocabulary(c.config, model->spec(), c.target.spec()));
   ModelDrafterOptions options;
   if (c.config.parallel_drafting) {
-    FRESHET_ASSIGN_OR_RETURN(options.mask, mask_token(c.config, model->spec()));
+    FRESHET_ASSIGN_OR_RETURN(options.mask, mask_token(c, model->spec()));
   }
   if (c.config.use_heterogeneous_vocab) {
     FRESHET_ASSIGN_OR_RETURN(const auto target, tokenizer::Tokenizer::load(c.loading.model));

@@ -9,10 +9,10 @@
 // order: propose(), a step of the target, observe(), forget() of the sequences that ended. A
 // drafter that needs no states is not shown all steps in which nothing was drafted.
 //
-// A drafter is one source file and a line in registry.cc. What it may rely on: the tokens of a
-// sequence only ever grow, and a sequence number is never used twice. A sequence that was preempted
-// is observed again from its first token. A sequence may start with tokens that were never
-// observed, because the target found them in its prefix cache.
+// A drafter is one source file, a declaration in registry.h and a line in registry.cc. It may rely
+// on this: the tokens of a sequence only ever grow, and a sequence number is never used twice. A
+// sequence that was preempted is observed again from its first token. A sequence may start with
+// tokens that were never observed, because the target found them in its prefix cache.
 #pragma once
 
 #include <cstdint>

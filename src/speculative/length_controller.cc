@@ -16,14 +16,16 @@ constexpr double kProbeRefund = 0.7;   // of a plain token's time, for a draft t
 constexpr double kPilotDrafts = 10.0;  // until this many were tried, few sequences draft
 constexpr int kPilots = 2;
 constexpr double kControlInterval = 64.0;
-constexpr double kRecent = 0.97;       // memory of recent gains, for each step with drafts
-constexpr double kTrusted = 12.0;      // steps with drafts before their gain corrects plans
-constexpr double kForgetGain = 0.995;  // for each step without
-constexpr double kForgetOwn = 0.02;    // the same for a sequence's own rates
-constexpr double kLongStep = 1.5;      // longer than expected by this factor: others run as well
+constexpr double kFirstControls = 6.0;  // control steps until the interval is reached
+constexpr double kRecent = 0.97;        // memory of recent gains, for each step with drafts
+constexpr double kTrusted = 12.0;       // steps with drafts before their gain corrects plans
+constexpr double kForgetGain = 0.995;   // for each step without
+constexpr double kForgetOwn = 0.02;     // the same for a sequence's own rates
+constexpr double kLongStep = 1.5;       // longer than expected by this factor: others run as well
 constexpr double kLeastSurvival = 0.01;
 constexpr int64_t kMissedTokens = 32;  // fewer are part of a round
-constexpr double kRecentTrees = 0.8;   // memory of the rows of trees
+constexpr int kLongRun = 8;
+constexpr double kRecentTrees = 0.8;  // memory of the rows of trees
 
 // How many tokens from `first` on the path has right.
 int right_tokens(std::span<const int32_t> path, std::span<const int32_t> tokens, size_t first) {
@@ -45,8 +47,12 @@ double LengthController::Plan::gain() const {
 
 // ---- what is known ---------------------------------------------------------------------------
 
+size_t LengthController::run_class(int run) {
+  return run == 0 ? 0 : run < kLongRun ? 1 : 2;
+}
+
 void LengthController::add_rates(Sequence& s, int right, int drafted) {
-  if (s.looked_up) return lookup_rates_.add(s.lookup_own, right, drafted);
+  if (s.copied) return copy_rates_[s.run_then].add(s.copy_own, right, drafted);
   rates_.add(s.own, right, drafted, s.probe);
 }
 
@@ -54,14 +60,18 @@ void LengthController::survival_of(const DraftRequest& r, std::span<double> out)
   const auto at = sequences_.find(r.sequence);
   const Sequence unknown;
   const Sequence& s = at == sequences_.end() ? unknown : at->second;
-  r.looked_up ? lookup_rates_.survival(s.lookup_own, out) : rates_.survival(s.own, out);
+  if (r.looked_up || free_) return copy_rates_[run_class(s.run)].survival(s.copy_own, out);
+  rates_.survival(s.own, out);
 }
 
 // Compares the sequence's last draft with the tokens that came.
 void LengthController::learn(const DraftRequest& r) {
   Sequence& s = sequences_[r.sequence];
-  if (s.paths.empty() || s.looked_up) s.own.forget(kForgetOwn);
-  if (s.paths.empty()) return;
+  if (s.paths.empty() || s.copied) s.own.forget(kForgetOwn);
+  if (s.paths.empty()) {
+    s.run = 0;
+    return;
+  }
   int right = 0, drafted = 0;
   for (const std::vector<int32_t>& path : s.paths) {
     right = std::max(right, right_tokens(path, r.tokens, s.draft_at));
@@ -70,6 +80,7 @@ void LengthController::learn(const DraftRequest& r) {
   const bool known = right == drafted || s.draft_at + static_cast<size_t>(right) < r.tokens.size();
   if (!known) return;
   add_rates(s, right, drafted);
+  s.run = right == drafted ? s.run + right : 0;
   // A draft that was right has earned its time.
   if (s.probe) budget_ += kProbeRefund * right * plain_token_;
   s.paths.clear();
@@ -137,6 +148,8 @@ LengthController::Plan LengthController::best_plan(std::span<const DraftRequest>
     tokens += s;
     more_rows += r.tree ? tree_rows_ : 1.0;
     more_context += (r.tree ? tree_rows_ : 1.0) * static_cast<double>(r.tokens.size());
+    const auto decoding = static_cast<double>(requests.size()) + more_rows;
+    if (options_.max_rows > 0 && decoding > static_cast<double>(options_.max_rows)) break;
     shape.rows = rows + std::llround(more_rows);
     shape.row_context = row_context + std::llround(more_context);
     if (drafting) {
@@ -183,7 +196,10 @@ LengthController::Plan LengthController::plan_of(std::span<const DraftRequest> r
 // ---- before a step ---------------------------------------------------------------------------
 
 bool LengthController::control_due(double gain) {
-  if (static_cast<double>(since_plain_) < kControlInterval * std::max(1.0, gain)) return false;
+  // The first ones soon: until then, a plain step's time follows from that of longer ones.
+  const double share = std::min(1.0, static_cast<double>(1 + controls_) / kFirstControls);
+  if (static_cast<double>(since_plain_) < share * kControlInterval * std::max(1.0, gain))
+    return false;
   ++controls_;
   return true;
 }
@@ -244,6 +260,7 @@ void LengthController::trim_lookups(std::span<DraftRequest> requests, std::vecto
 }
 
 void LengthController::drafted(std::span<DraftRequest> requests, double seconds) {
+  free_ = drafts_free(requests.size());
   int rounds = 0, rows = 0;
   int64_t missed = 0;
   std::vector<int> lengths;
@@ -261,8 +278,10 @@ void LengthController::drafted(std::span<DraftRequest> requests, double seconds)
     if (!s.paths.empty()) {  // right so far, as far as tokens came
       const auto right = static_cast<int>(r.tokens.size() - s.draft_at);
       add_rates(s, right, right);
+      s.run += right;
     }
-    s.looked_up = r.looked_up;
+    s.copied = r.looked_up || free_;
+    s.run_then = run_class(s.run);
     s.paths = r.branches;
     if (!r.draft.empty()) s.paths.insert(s.paths.begin(), r.draft);
     if (r.tree && size > 0)
@@ -305,7 +324,8 @@ void LengthController::stepped(const StepDone& step) {
     plain_token_ = step.seconds / static_cast<double>(step.tokens);
   const bool planned = std::exchange(planned_, false);
   const double drafting = std::exchange(draft_seconds_, 0.0);
-  since_plain_ = step.drafted > 0 ? since_plain_ + 1 : 0;
+  // A prompt's step tells nothing about plain ones: short texts need control steps as well.
+  if (step.prompt_tokens == 0) since_plain_ = step.drafted > 0 ? since_plain_ + 1 : 0;
   StepShape plain = step.shape;
   plain.rows -= step.drafted;
   plain.row_context -=
@@ -343,6 +363,9 @@ void LengthController::publish(EngineStats::Speculation& s) const {
   s.predicted_plain_seconds = all_expected_.plain;
   s.predicted_step_seconds = all_expected_.taken;
   s.control_steps = controls_;
+  for (size_t i = 0; i < s.kRows.size(); ++i)
+    s.seconds_by_rows[i] = costs_.seconds({.rows = s.kRows[i], .sequences = 1});
+  s.round_seconds = drafting_.known() ? drafting_.round(1) : 0.0;
 }
 
 }  // namespace freshet::speculative

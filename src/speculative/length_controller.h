@@ -6,7 +6,9 @@
 // (acceptance_rates.h). It takes the drafts of all sequences in order of survival, and as many of
 // them as give the most tokens per second. If no drafts are better than any, it is off, and spends
 // a small share of the time on single drafts to notice when they would pay again. Of a drafter that
-// costs nothing it sees the proposals in any case, and compares them with what comes.
+// costs nothing it sees the proposals in any case, and compares them with what comes. Such drafts
+// are copied from a text: while a copy goes on they are accepted far more often than at its
+// beginning, so their rates are kept by how many tokens in a row were right before.
 //
 // Now and then a step runs plain for comparison. The gain that was measured corrects what is
 // expected of the next steps. Used by one thread; it reads no clock.
@@ -31,6 +33,7 @@ struct LengthOptions {
   // Some drafts may be looked up (DraftRequest::looked_up) beside those of a model. They are asked
   // for in every step, and kept as far as they pay; what follows is about those of the model.
   bool lookups = false;
+  int64_t max_rows = 0;  // of decoding sequences in a step; 0: no limit
 };
 
 class LengthController final : public DraftLengths {
@@ -47,8 +50,10 @@ class LengthController final : public DraftLengths {
 
  private:
   struct Sequence {
-    AcceptanceRates::Own own, lookup_own;
-    bool looked_up = false;  // the last paths were
+    AcceptanceRates::Own own, copy_own;
+    bool copied = false;  // the last paths were: looked up, or by a drafter that costs nothing
+    int run = 0;          // tokens of copied drafts in a row that were right
+    size_t run_then = 0;  // run_class() when the last paths were proposed
     // The last paths that were proposed, until it is known which tokens are right.
     std::vector<std::vector<int32_t>> paths;
     size_t draft_at = 0;     // the length of the sequence then
@@ -78,6 +83,10 @@ class LengthController final : public DraftLengths {
     }
   };
 
+  // Runs are of three classes: none, short and long.
+  static constexpr size_t kRunClasses = 3;
+  static size_t run_class(int run);
+
   void learn(const DraftRequest& r);
   void add_rates(Sequence& s, int right, int drafted);
   void survival_of(const DraftRequest& r, std::span<double> out) const;
@@ -99,7 +108,9 @@ class LengthController final : public DraftLengths {
 
   StepCosts costs_;
   DraftingCosts drafting_;
-  AcceptanceRates rates_, lookup_rates_;
+  AcceptanceRates rates_;
+  std::array<AcceptanceRates, kRunClasses> copy_rates_;
+  bool free_ = false;  // the drafter costs nothing
   const LengthOptions options_;
   std::unordered_map<uint64_t, Sequence> sequences_;
 

@@ -15,11 +15,14 @@ namespace {
 constexpr int kMost = 15;
 
 struct World {
-  double round = 0.1;  // drafting, for a round of one sequence
-  double row = 0.03;   // a step: 1 + row * (rows - 1) ...
-  double knee = 16.0;  // ... and steeper behind this number of rows
-  double alpha = 0.7;  // acceptance
-  double noise = 0.0;  // of times, as a factor
+  double round = 0.1;   // drafting, for a round of one sequence
+  double row = 0.03;    // a step: 1 + row * (rows - 1) ...
+  double knee = 16.0;   // ... and steeper behind this number of rows
+  double alpha = 0.7;   // acceptance
+  double going = 0.0;   // > 0: the acceptance behind a draft that was right
+  double noise = 0.0;   // of times, as a factor
+  double engine = 1.0;  // what steps with drafts take more in an engine than when measured
+  int text = 0;         // > 0: steps of a text, after which others begin with their prompts
   int sequences = 1;
   int prompt = 100;
 
@@ -65,7 +68,11 @@ class Simulation {
     Result result;
     while (std::ssize(texts_) < world.sequences)
       texts_.emplace_back(static_cast<size_t>(world.prompt), 0);
-    for (int i = 0; i < steps; ++i) step(world, result);
+    goes_on_.resize(texts_.size());
+    for (int i = 0; i < steps; ++i) {
+      step(world, result);
+      if (world.text > 0 && i % world.text == world.text - 1) new_texts(world);
+    }
     return result;
   }
 
@@ -81,7 +88,11 @@ class Simulation {
     double drafting = 0.0;
     for (DraftRequest& r : requests) {
       // A draft is right where it is 0, and behind a wrong one nothing matters.
-      for (int d = 0; d < r.limit; ++d) r.draft.push_back(random() < w.alpha ? 0 : 1);
+      for (int d = 0; d < r.limit; ++d) {
+        const bool goes_on = w.going > 0.0 && (d > 0 || goes_on_[r.sequence - 1]);
+        r.draft.push_back(random() < (goes_on ? w.going : w.alpha) ? 0 : 1);
+      }
+      watched_ = !r.draft.empty() && r.draft.front() == 0;
       rounds = std::max(rounds, r.limit);
     }
     for (int d = 0; d < rounds; ++d) {
@@ -96,18 +107,34 @@ class Simulation {
       done.drafted += std::ssize(draft);
       const auto right = std::ranges::find(draft, 1) - draft.begin();
       done.tokens += right + 1;
+      goes_on_[i] = draft.empty() ? watched_ : right == std::ssize(draft);
       texts_[i].insert(texts_[i].end(), static_cast<size_t>(right) + 1, 0);
     }
     done.seconds = w.step(done.shape.rows) * (1.0 + w.noise * random());
+    if (done.drafted > 0) done.seconds *= w.engine;
     lengths_.stepped(done);
     result.seconds += done.seconds + drafting;
     result.tokens += done.tokens;
     result.drafted += done.drafted;
   }
 
+  void new_texts(const World& w) {
+    StepDone done;
+    for (std::vector<int32_t>& text : texts_) {
+      text.assign(static_cast<size_t>(w.prompt), 0);
+      done.shape.add(w.prompt, w.prompt);
+    }
+    done.prompt_tokens = done.shape.rows;
+    done.tokens = std::ssize(texts_);
+    done.seconds = w.step(done.shape.rows);
+    lengths_.stepped(done);
+  }
+
   DraftLengths& lengths_;
   uint64_t seed_, draws_ = 0;
   std::vector<std::vector<int32_t>> texts_;
+  std::vector<bool> goes_on_;
+  bool watched_ = false;  // the first draft of the last sequence was right
 };
 
 TEST(LengthController, ComesNearTheBestFixedLength) {
@@ -115,14 +142,18 @@ TEST(LengthController, ComesNearTheBestFixedLength) {
     for (const double round : {0.02, 0.1, 0.3}) {
       for (const int sequences : {1, 8, 64}) {
         World world{.round = round, .alpha = alpha, .sequences = sequences};
-        LengthController lengths(world.costs(), {.max_drafts = kMost});
-        Simulation simulation(lengths, 3);
-        simulation.run(world, 100);
-        const auto result = simulation.run(world, 1500);
-        EXPECT_GT(result.rate(), 0.94 * world.best_rate())
+        constexpr int kSeeds = 4;  // chance alone moves a rate by some percent
+        double rate = 0.0;
+        for (int seed = 0; seed < kSeeds; ++seed) {
+          LengthController lengths(world.costs(), {.max_drafts = kMost});
+          Simulation simulation(lengths, static_cast<uint64_t>(3 + seed));
+          simulation.run(world, 100);
+          rate += simulation.run(world, 1500).rate() / kSeeds;
+        }
+        EXPECT_GT(rate, 0.92 * world.best_rate())
             << "acceptance " << alpha << ", a round " << round << ", sequences " << sequences
             << ", plain " << world.rate(0);
-        EXPECT_GT(result.rate(), 0.985 * world.rate(0));
+        EXPECT_GT(rate, 0.985 * world.rate(0));
       }
     }
   }
@@ -168,6 +199,17 @@ TEST(LengthController, FreeDraftsAreWatchedWithoutRunningThem) {
   EXPECT_GT(simulation.run(world, 500).rate(), 0.95 * world.best_rate());
 }
 
+// Drafts that are copied from a text: none where a copy begins, for the first one is often wrong,
+// and about 10 while it goes on. That gives 2.0 times the speed of plain steps, and 10 at any time
+// 1.5.
+TEST(LengthController, CopiesAreLongerWhileTheyGoOn) {
+  World world{.round = 1e-5, .row = 0.4, .knee = 100.0, .alpha = 0.3, .going = 0.98};
+  LengthController lengths(world.costs(), {.max_drafts = kMost});
+  Simulation simulation(lengths, 15);
+  simulation.run(world, 300);
+  EXPECT_GT(simulation.run(world, 2000).rate(), 1.8);
+}
+
 // Also with a table that is wrong by a factor, as under load, and with noise.
 TEST(LengthController, KnowsItsGain) {
   for (const double error : {0.5, 1.0, 1.7}) {
@@ -185,6 +227,20 @@ TEST(LengthController, KnowsItsGain) {
       EXPECT_LT(stats.control_steps, 60);
     }
   }
+}
+
+// With texts that are shorter than the distance of two control steps, too.
+TEST(LengthController, KnowsItsGainOnShortTexts) {
+  World world{.round = 0.08, .alpha = 0.7, .noise = 0.1, .engine = 1.25, .text = 25};
+  LengthController lengths(world.costs(), {.max_drafts = kMost});
+  Simulation simulation(lengths, 17);
+  const auto result = simulation.run(world, 800);
+  EngineStats::Speculation stats;
+  lengths.publish(stats);
+  const double gain = result.rate() / (world.rate(0) / 1.05);
+  EXPECT_NEAR(stats.gain(), gain, 0.05 * gain);
+  EXPECT_NEAR(stats.predicted_gain(), gain, 0.07 * gain);
+  EXPECT_GT(stats.control_steps, 5);
 }
 
 TEST(LengthController, AFixedLengthStays) {

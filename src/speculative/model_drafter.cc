@@ -10,9 +10,9 @@
 namespace freshet::speculative {
 namespace {
 
-// A head runs the rows of a prompt as they come, in pieces of this size, so that their features
-// need not be kept.
-constexpr size_t kPendingRows = 256;
+// A head runs rows as they come, those of all sequences together, once a sequence has more than
+// this: so their features need not be kept.
+constexpr size_t kPendingRows = 128;
 
 // The target's id of the best column that the target knows; -1: it knows none.
 int32_t best_known(std::span<const float> logits, std::span<const int32_t> target_ids) {
@@ -81,35 +81,53 @@ void ModelDrafter::restart(State& s) {
   s = State();
 }
 
-// Runs the pending rows but the last `keep` ones. False: the cache has no room.
-bool ModelDrafter::run_pending(State& s, size_t keep) {
+// Takes the first `count` pending rows, which were run, or which there was no room for.
+void ModelDrafter::drop_pending(State& s, size_t count) {
+  s.pending.erase(s.pending.begin(), s.pending.begin() + static_cast<std::ptrdiff_t>(count));
+  s.features.erase(s.features.begin(),
+                   s.features.begin() + static_cast<std::ptrdiff_t>(count * width_));
+}
+
+// Runs the pending rows of these sequences but the last of each.
+void ModelDrafter::run_pending(std::span<State* const> states) {
   const size_t most = static_cast<size_t>(runner_->max_tokens());
-  while (s.pending.size() > keep) {
-    const size_t count = std::min(most, s.pending.size() - keep);
-    Work work{.sequence = &s.cache,
-              .ids = std::span(s.pending).first(count),
-              .features = s.features.data()};
-    runner_->run({&work, 1}, false);
-    if (work.failed) return false;
-    runner_->confirm(s.cache, static_cast<int32_t>(s.cache.ids.size()));
-    s.pending.erase(s.pending.begin(), s.pending.begin() + static_cast<std::ptrdiff_t>(count));
-    s.features.erase(s.features.begin(),
-                     s.features.begin() + static_cast<std::ptrdiff_t>(count * width_));
+  std::vector<State*> left(states.begin(), states.end());
+  while (!left.empty()) {
+    work_.clear();
+    for (State* s : left) {
+      work_.push_back({.sequence = &s->cache,
+                       .ids = std::span(s->pending).first(std::min(most, s->pending.size() - 1)),
+                       .features = s->features.data()});
+    }
+    runner_->run(work_, false);
+    std::vector<State*> next;
+    for (size_t i = 0; i < left.size(); ++i) {
+      State& s = *left[i];
+      if (work_[i].failed) {
+        restart(s);
+        continue;
+      }
+      runner_->confirm(s.cache, static_cast<int32_t>(s.cache.ids.size()));
+      drop_pending(s, work_[i].ids.size());
+      if (s.pending.size() > 1) next.push_back(&s);
+    }
+    left = std::move(next);
   }
-  return true;
 }
 
 void ModelDrafter::observe(std::span<const TargetRows> rows) {
   if (!heads()) return;
   const size_t most = std::min(kPendingRows, static_cast<size_t>(runner_->max_tokens()));
+  std::vector<State*> full;
   for (const TargetRows& r : rows) {
     const bool fresh = !states_.contains(r.sequence);
     State& s = state_of(r.sequence);
     if (!fresh && r.first > s.seen()) restart(s);  // rows between were lost
     if (s.seen() == 0) start_head(s, r);
     append(s, r);
-    if (s.pending.size() > most && !run_pending(s, 1)) restart(s);
+    if (s.pending.size() > most) full.push_back(&s);
   }
+  if (!full.empty()) run_pending(full);
 }
 
 // ---- proposals -------------------------------------------------------------------------------
@@ -170,12 +188,20 @@ void ModelDrafter::take(State& s, DraftRequest& r, Work& work) {
 
 // Puts masks behind the ids of a work: a row for each draft but the first, whose row is the last
 // id's.
-void ModelDrafter::add_masks(Work& work, int drafts, std::vector<int32_t>& ids) const {
+void ModelDrafter::add_masks(Work& work, int drafts, Masked& masked) const {
   const auto room = runner_->max_tokens() - static_cast<int>(work.ids.size());
   work.wanted = std::clamp(drafts, 1, 1 + std::max(0, room));
-  ids.assign(work.ids.begin(), work.ids.end());
-  ids.resize(ids.size() + static_cast<size_t>(work.wanted) - 1, options_.mask);
-  work.ids = ids;
+  masked.ids.assign(work.ids.begin(), work.ids.end());
+  masked.ids.resize(masked.ids.size() + static_cast<size_t>(work.wanted) - 1, options_.mask);
+  if (heads()) {
+    masked.features.assign(work.features, work.features + work.ids.size() * width_);
+    for (size_t i = work.ids.size(); i < masked.ids.size(); ++i) {
+      masked.features.insert(masked.features.end(), options_.mask_features.begin(),
+                             options_.mask_features.end());
+    }
+    work.features = masked.features.data();
+  }
+  work.ids = masked.ids;
 }
 
 // The drafts of a pass with masks, which the cache does not keep.
@@ -225,9 +251,9 @@ void ModelDrafter::first_step(std::span<DraftRequest> requests) {
       if (!catch_up(s, ids)) continue;
       work.ids = ids.subspan(s.cache.ids.size());
       if (work.ids.empty()) continue;
-      if (options_.mask >= 0)
-        add_masks(work, std::min<int>(r.limit, runner_->max_rows() - rows), masked_[i]);
     }
+    if (options_.mask >= 0)
+      add_masks(work, std::min<int>(r.limit, runner_->max_rows() - rows), masked_[i]);
     rows += work.wanted;
     work_.push_back(work);
     owner_.push_back(i);
@@ -240,11 +266,15 @@ void ModelDrafter::first_step(std::span<DraftRequest> requests) {
       if (heads()) restart(s);
       continue;
     }
-    const auto known = static_cast<int32_t>(s.cache.ids.size()) - (work_[k].wanted - 1);
+    const bool again = heads() && options_.mask >= 0;  // the last row runs again with new masks
+    const auto known =
+        static_cast<int32_t>(s.cache.ids.size()) - (work_[k].wanted - 1) - (again ? 1 : 0);
     runner_->confirm(s.cache, known);
     runner_->cut(s.cache, known);
-    s.pending.clear();
-    s.features.clear();
+    const auto kept = static_cast<std::ptrdiff_t>(again ? 1 : 0);
+    s.pending.erase(s.pending.begin(), s.pending.end() - kept);
+    s.features.erase(s.features.begin(),
+                     s.features.end() - kept * static_cast<std::ptrdiff_t>(width_));
     if (options_.mask >= 0) {
       take_all(s, r, work_[k]);
     } else {

@@ -29,9 +29,10 @@ struct ModelDrafterOptions {
   std::shared_ptr<const VocabularyMap> map;  // of a language model with another vocabulary
   int64_t vocab = 0;                         // of the target
   bool greedy = false;                       // draw the argmax at any temperature
-  // Of a language model that drafts all tokens in one pass (PARD): stands for those to come.
+  // Of a model that drafts all tokens in one pass (PARD, P-EAGLE): stands for those to come.
   int32_t mask = -1;
-  TreeOptions tree;  // with a map, chains are drafted instead
+  std::vector<float> mask_features;  // of a head: its features there
+  TreeOptions tree;                  // with a map, chains are drafted instead
 };
 
 class ModelDrafter final : public Drafter {
@@ -70,7 +71,8 @@ class ModelDrafter final : public Drafter {
   State& state_of(uint64_t sequence) { return states_[sequence]; }
   void start_head(State& s, const TargetRows& rows);
   void append(State& s, const TargetRows& rows);
-  bool run_pending(State& s, size_t keep);
+  void drop_pending(State& s, size_t count);
+  void run_pending(std::span<State* const> states);
   void restart(State& s);
   std::span<const int32_t> ids_of(State& s, const DraftRequest& r) const;
   std::span<const int32_t> target_ids() const;
@@ -79,7 +81,11 @@ class ModelDrafter final : public Drafter {
   void first_step(std::span<DraftRequest> requests);
   void next_step(std::span<DraftRequest> requests);
   void take(State& s, DraftRequest& r, Work& work);
-  void add_masks(Work& work, int drafts, std::vector<int32_t>& ids) const;
+  struct Masked {
+    std::vector<int32_t> ids;
+    std::vector<float> features;
+  };
+  void add_masks(Work& work, int drafts, Masked& masked) const;
   void take_all(State& s, DraftRequest& r, const Work& work);
 
   // Trees. A branch is a node that grew: its cache and its state.
@@ -110,9 +116,9 @@ class ModelDrafter final : public Drafter {
   SamplerScratch scratch_;
   std::vector<float> row_;
   std::vector<Work> work_;
-  std::vector<size_t> owner_;                 // [work_] index of the request
-  std::vector<std::vector<int32_t>> masked_;  // [work_] with a mask: ids and masks
-  LogitScratch logits_;                       // for rows of the drafter
+  std::vector<size_t> owner_;   // [work_] index of the request
+  std::vector<Masked> masked_;  // [requests] with a mask: what is run
+  LogitScratch logits_;         // for rows of the drafter
   std::vector<Growing> trees_;
 };
 

@@ -8,6 +8,7 @@ namespace freshet::speculative {
 namespace {
 
 using enum Method::Model;
+using enum Method::Random;
 
 template <std::unique_ptr<Drafter> (*make)(const Config&)>
 Result<std::unique_ptr<Drafter>> from_config(const MakeContext& context) {
@@ -15,11 +16,12 @@ Result<std::unique_ptr<Drafter>> from_config(const MakeContext& context) {
 }
 
 constexpr Method kMethods[] = {
-    {.name = "ngram", .looks_up = true, .make = from_config<ngram_drafter>},
-    {.name = "suffix", .looks_up = true, .make = from_config<suffix_drafter>},
+    {.name = "ngram", .looks_up = true, .random = kYes, .make = from_config<ngram_drafter>},
+    {.name = "suffix", .looks_up = true, .random = kYes, .make = from_config<suffix_drafter>},
     {.name = "draft_model",
      .model = kNeeded,
      .trees = true,
+     .random = kConfig,
      .cost = draft_model_cost,
      .make = make_draft_model},
     {.name = "medusa", .model = kNeeded, .trees = true, .cost = medusa_cost, .make = make_medusa},
@@ -31,6 +33,7 @@ constexpr Method kMethods[] = {
     {.name = "eagle3",
      .model = kNeeded,
      .trees = true,
+     .random = kYes,
      .cost = draft_head_cost,
      .make = make_draft_head},
     {.name = "mtp",
@@ -38,7 +41,11 @@ constexpr Method kMethods[] = {
      .trees = true,
      .cost = draft_head_cost,
      .make = make_draft_head},
-    {.name = "early_exit", .trees = true, .cost = early_exit_cost, .make = make_early_exit},
+    {.name = "early_exit",
+     .trees = true,
+     .random = kYes,
+     .cost = early_exit_cost,
+     .make = make_early_exit},
 };
 
 }  // namespace

@@ -35,6 +35,7 @@ struct PlanContext {
   const loader::Checkpoint& target_checkpoint;
   runtime::Compute& compute;
   ops::KvType kv_type;
+  const runtime::LoadOptions& loading;  // of the target
 };
 
 // What a drafter is made from. All references outlive it.
@@ -55,20 +56,24 @@ struct MakeContext {
 std::unique_ptr<Drafter> ngram_drafter(const Config& config);
 std::unique_ptr<Drafter> suffix_drafter(const Config& config);
 
-// Most rows of logits in a step of a drafter: one of each sequence, or a level of each tree,
-// or all drafts that come from one pass.
-// Further sequences get no drafts, which would not pay for so large a batch.
+// Upper bound of the logit rows in a step of a drafter: one row per sequence, or a level of each
+// tree, or all drafts of a pass. Sequences beyond it get no drafts, which would not pay off in so
+// large a batch.
 int draft_rows(const Config& config, int max_num_seqs, int max_num_batched_tokens);
 // The drafter's checkpoint; a bare .safetensors file has no configuration.
 Result<loader::Checkpoint> open_drafter(const std::string& path);
 
 struct Method {
   enum class Model { kNone, kOptional, kNeeded };
+  // Whether it runs with a target of random weights: with random weights in the shape of "model",
+  // or in the target's.
+  enum class Random { kNo, kConfig, kYes };
 
   std::string_view name;
   Model model = Model::kNone;  // the config's "model"
   bool trees = false;          // whether it can draft trees
   bool looks_up = false;       // runs no model, so that its drafts cost nothing
+  Random random = Random::kNo;
   // nullptr: nothing to plan for.
   Result<DrafterCost> (*cost)(const PlanContext& context) = nullptr;
   Result<std::unique_ptr<Drafter>> (*make)(const MakeContext& context) = nullptr;

@@ -117,6 +117,8 @@ class StepTimer {
       t.ids.assign(static_cast<size_t>(t.stride), -1);
       for (int64_t i = 0; i < blocks; ++i)
         t.ids[static_cast<size_t>(i)] = static_cast<int32_t>(i % pool);
+      // Steps without pictures.
+      if (cache_.spec().groups[g].cross > 0) t.context_len = {0};
     }
     const double from = seconds_now();
     model_.forward(b, cache_, {logits_.as<float>(), nullptr, best_.as<int32_t>(), {}});

@@ -1,4 +1,5 @@
-// The strings of a vocabulary: an arena, a hash map from bytes to ids, and the two-way table.
+// The strings of a vocabulary: an arena, a hash map from bytes to ids, and Vocab, which maps both
+// ways.
 //
 // Built by one thread; afterwards const and safe to read from many. Ids are non-negative and dense
 // enough for a vector indexed by them; the loaders refuse others.

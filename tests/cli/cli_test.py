@@ -1031,8 +1031,68 @@ class Bench(Case):
                                            "--speculative-config", '{"method": "ngram"}', "--json"))
         self.assertEqual(several[0]["test"], "tg8 x 3")
         self.fails(2, "bench", "-m", LLAMA, "--speculative-config", '{"method": "x"}', says="unknown method")
-        self.fails(2, "bench", "-m", LLAMA, "--load-format", "dummy:f16", "--speculative-config",
-                   '{"method": "ngram"}', says="--load-format dummy:f16")
+
+    # A small model as config.json alone.
+    def shape(self):
+        folder = os.path.join(self.folder, "shape")
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            json.dump({"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8,
+                       "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2000, "rms_norm_eps": 1e-5,
+                       "max_position_embeddings": 2048, "tie_word_embeddings": False}, f)
+        return folder
+
+    def bench_random(self, config, *flags):
+        config = json.dumps({"rejection_sample_method": "synthetic", **config})
+        return json.loads(self.succeeds("bench", "-m", self.shape(), "--load-format", "dummy:bf16", "-p", "0", "-t",
+                                        "1", "--json", "--speculative-config", config, *flags))[0]
+
+    def test_random_weights_draft_with_a_synthetic_acceptance(self):
+        for rates in ([0.73, 0.52, 0.36, 0.23, 0.15], [0.9, 0.2, 0.1, 0.1, 0.1]):
+            row = self.bench_random({"method": "eagle3", "num_speculative_tokens": 5, "synthetic_acceptance_rates": rates},
+                                    "-n", "400", "--sequences", "4", "-r", "2")
+            # Drafts that are kept: their mean, and the standard error of the mean that was measured.
+            mean = sum(rates)
+            square = sum((2 * i + 1) * rate for i, rate in enumerate(rates))
+            error = ((square - mean * mean) / row["spec_decode_num_drafts"]) ** 0.5
+            # Four and a half errors: one run in 150,000 is further off. The last steps of a text have fewer drafts.
+            self.assertLess(abs(row["spec_decode_acceptance_length"] - 1 - mean), 4.5 * error + 0.03)
+            self.assertGreater(row["spec_decode_num_drafts"], 700)
+            self.assertGreater(row["spec_decode_round_ms"], 0.0)
+            self.assertGreater(row["spec_decode_step_ms"]["8"], row["spec_decode_step_ms"]["1"] * 0.5)
+            self.assertGreater(row["spec_decode_gain"], 0.0)
+
+    def test_random_weights_of_other_drafters(self):
+        three = {"num_speculative_tokens": 3, "synthetic_acceptance_length": 3}
+        for config in ({"method": "ngram", "prompt_lookup_min": 1}, {"method": "suffix"},
+                       {"method": "draft_model", "model": self.shape()}, {"method": "early_exit", "exit_layer": 2},
+                       {"method": "eagle3", "model": self.shape()}):
+            row = self.bench_random({**config, **three}, "-n", "100", "-r", "1")
+            self.assertGreater(row["spec_decode_acceptance_length"], 1.0, config)
+        flags = ("bench", "-m", self.shape(), "--load-format", "dummy:f16", "--speculative-config")
+        self.fails(2, *flags, json.dumps({"method": "medusa", "model": self.shape()}),
+                   says="method medusa has no random weights")
+        self.fails(2, *flags, '{"method": "draft_model"}', says="a folder with the drafter's config.json")
+        self.fails(2, "bench", "-m", self.shape(), "--load-format", "dummy:q9", "--speculative-config",
+                   '{"method": "ngram"}', says="dummy:q9")
+
+    def test_engine_without_a_drafter(self):
+        rows = json.loads(self.succeeds("bench", "-m", self.shape(), "--load-format", "dummy:bf16", "-p", "0", "-n", "8",
+                                        "-t", "1", "-r", "1", "--engine", "--json"))
+        self.assertEqual(rows[0]["test"], "tg8")
+        self.assertNotIn("spec_decode_gain", rows[0])
+
+    def test_throughput_of_random_weights(self):
+        numbers = os.path.join(self.folder, "numbers.json")
+        config = {"method": "eagle3", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic",
+                  "synthetic_acceptance_length": 4}
+        self.succeeds("bench", "throughput", self.shape(), "--load-format", "dummy:q8_0", "--num-prompts", "3",
+                      "--input-len", "20", "--output-len", "41", "--speculative-config", json.dumps(config),
+                      "--output-json", numbers)
+        with open(numbers) as f:
+            result = json.load(f)
+        self.assertEqual(result["total_num_tokens"], 3 * 61)
+        self.assertEqual(result["spec_decode_acceptance_rate"], 100.0)
 
     def test_sequences(self):
         rows = json.loads(self.succeeds("bench", "-m", LLAMA, "-p", "0", "-n", "4", "--sequences",

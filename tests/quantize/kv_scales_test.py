@@ -7,6 +7,7 @@ in its cache, and the same logits.
 import json
 import math
 import os
+import shutil
 import struct
 import unittest
 
@@ -88,6 +89,45 @@ class KvScales(QuantizeCase):
             with open(out + "/config.json") as f:
                 scheme = json.load(f)["quantization_config"]["kv_cache_scheme"]
             self.assertEqual((scheme["num_bits"], scheme["type"], scheme["dynamic"]), (8, "float", False))
+
+    def test_calibrated_alone(self):
+        model = random_llama(self.path("m"), hidden=64, ffn=64, layers=2)
+        first, second = self.ids("1.json", windows=2, seed=1), self.ids("2.json", windows=2, seed=2)
+        files = [self.path(f"{i}.safetensors") for i in range(3)]
+        for ids, out in zip((first, second), files):
+            self.succeeds("calibrate", model, ids, "--kv-scales", out)
+        self.succeeds("calibrate", "--merge", files[0], "--merge", files[1], "--kv-scales", files[2])
+        one_text, other, both = (read_tensors(f) for f in files)
+        # What quantising stores for the same text: later layers see quantised ones there.
+        self.quantize(model, self.path("fp8"), "FP8_DYNAMIC", "--method", "rtn", "--calibration", first,
+                      "--kv-cache-scheme", "fp8")
+        made = read_tensors(self.path("fp8") + "/model.safetensors")
+        stored = {k: v for k, v in made.items() if k.endswith((".k_scale", ".v_scale"))}
+        self.assertEqual(sorted(one_text), sorted(stored))
+        self.assertEqual(len(one_text), 4)
+        for name, (_, _, data) in stored.items():
+            if ".0." in name:
+                self.assertEqual(one_text[name][2], data)
+            ratio = struct.unpack("<f", one_text[name][2])[0] / struct.unpack("<f", data)[0]
+            self.assertAlmostEqual(ratio, 1.0, delta=0.1)
+        for name, (_, shape, data) in both.items():
+            self.assertEqual(shape, [1])
+            self.assertEqual(data, max((t[name][2] for t in (one_text, other)), key=lambda d: struct.unpack("<f", d)))
+        # In the model's folder they are read with it, and go into what is quantised from it.
+        plain = self.cached_logits(model, first, "fp8")
+        tensors = read_tensors(model + "/model.safetensors")
+        with open(model + "/config.json") as f:
+            inside = self.cached_logits(self.variant("inside", {**tensors, **both}, json.load(f)), first, "fp8")
+        shutil.copy(files[2], model + "/kv_scales.safetensors")
+        self.assertEqual(self.cached_logits(model, first, "fp8"), inside)
+        self.assertNotEqual(plain, inside)
+        self.quantize(model, self.path("kept"), "FP8_DYNAMIC", "--method", "rtn")
+        kept = read_tensors(self.path("kept") + "/model.safetensors")
+        self.assertEqual({k: v for k, v in kept.items() if k in both}, both)
+        line = self.fails(2, "calibrate", model, first)
+        self.assertIn("--kv-scales", line)
+        line = self.fails(2, "calibrate", "--merge", files[0], "-o", self.path("i.gguf"))
+        self.assertIn("neither a text nor an importance matrix", line)
 
     def test_served(self):
         for architecture in ("llama", "llama-bias", "qwen3"):

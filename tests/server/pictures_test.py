@@ -141,6 +141,17 @@ class Pictures(PictureServer):
         self.assertEqual(cached(again), one["usage"]["prompt_tokens"] - 1)
         self.assertEqual(logprobs(again), logprobs(one))
 
+    def test_metrics(self):
+        names = ("vllm:mm_cache_queries_total", "vllm:mm_cache_hits_total", "freshet:picture_seconds_total")
+        before = [self.server.metric(name) for name in names]
+        url = data_url(png(seed=41))
+        self.answer(picture(url), text("Count"))
+        self.answer(text("Behind"), picture(url))  # another prefix: the tower's output is found
+        queries, hits, seconds = (self.server.metric(name) - old for name, old in zip(names, before))
+        self.assertEqual((queries, hits), (2, 1))
+        self.assertGreater(seconds, 0)
+        self.assertGreater(self.server.metric("freshet:picture_cache_bytes"), 0)
+
     def test_the_same_pixels_are_the_same_picture(self):
         data = png(seed=3)
         one = self.answer(picture(data_url(data)), text("Same?"))

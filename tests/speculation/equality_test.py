@@ -330,6 +330,24 @@ class Parallel(Case):
             self.check(model, GREEDY, [{**base, "num_speculative_tokens": 3, "rejection_sample_method": rule}])
 
 
+    def test_a_head_with_masks(self):
+        """P-EAGLE: three layers, and rows of a mask token behind the target's vocabulary."""
+        s = Shape("llama")
+        h = s.hidden
+        tensors = {"fc.weight": [h, 2 * h], "layers.0.hidden_norm.weight": [h], "norm.weight": [h],
+                   "lm_head.weight": [s.vocab, h], "mask_hidden": [1, 2 * h], "embed_tokens.weight": [s.vocab + 1, h]}
+        for i in range(3):
+            tensors.update({**s.layer(f"layers.{i}.", h if i else 2 * h), f"layers.{i}.input_layernorm.weight": [h]})
+        config = s.config(eagle_aux_hidden_state_layer_ids=[0, 1], ptd_token_id=s.vocab)
+        head = save_folder(self.path("p-eagle"), {**config, "num_hidden_layers": 3}, tensors, 6)
+        base = {"method": "eagle3", "model": head, "parallel_drafting": True}
+        for options in (GREEDY, SAMPLED, PENALISED):
+            with self.subTest(options=options):
+                for drafted, _ in self.check("llama", options, [{**base, "num_speculative_tokens": 4}, base]):
+                    self.assertGreater(drafted, 0)
+        self.check("llama", GREEDY, [{**base, "num_speculative_tokens": 3, "rejection_sample_method": "rejection"}])
+
+
 class EarlyExit(Case):
     def test_the_exit_layer_is_measured(self):
         """Behind layer 3 nothing changes, so that its drafts are always right; earlier ones are not."""
@@ -528,8 +546,11 @@ class WrongInput(Case):
         self.refused({"method": []}, "list of methods")
         self.refused({"method": ["ngram", "suffix"], "tree_nodes": 8}, "drafts no trees")
         own = os.path.join(GOLDEN, "llama")
-        self.refused({"method": "ngram", "parallel_drafting": True}, "parallel_drafting is for method draft_model")
+        self.refused({"method": "ngram", "parallel_drafting": True},
+                     "parallel_drafting is for methods draft_model and eagle3")
         self.refused({"method": "draft_model", "model": own, "parallel_drafting": True}, "pard_token")
+        plain = eagle3(self.folder, Shape("llama"))
+        self.refused({"method": "eagle3", "model": plain, "parallel_drafting": True}, "mask_hidden")
         self.refused({"method": "ngram", "speed": 9}, '"speed"', "num_speculative_tokens")
         self.refused({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens")
         self.refused({"method": "ngram", "model": os.path.join(GOLDEN, "llama")}, "takes no")

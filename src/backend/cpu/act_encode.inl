@@ -1,5 +1,5 @@
-// Encoders of activation rows; for the layouts see matmul_layout.h. All instruction sets give the
-// same bits: each step is exact or rounds once.
+// Encoders of activation rows; matmul_layout.h has the layouts. All instruction sets are
+// bit-identical: each step is exact or rounds once.
 #pragma once
 
 #include "backend/cpu/float_bits.inl"
@@ -147,7 +147,7 @@ FRESHET_INLINE void put_record(const I32 (&line)[4], float d, uint8_t* at,
   store_i(at, _mm512_inserti32x4(sums, scales, 0));
 }
 
-// Encodes a block that has all its values.
+// Encodes a complete block of 256 values.
 template <bool kFine>
 FRESHET_INLINE void encode_whole(const float* x, uint8_t* coarse, uint8_t* fine, uint8_t* records,
                                  uint8_t* sums) {

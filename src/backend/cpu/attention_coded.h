@@ -1,17 +1,17 @@
-// Attention of one tile over a cache with 4-bit codes (int4, k8v4), in integer dot products.
+// Attention of one tile over a cache with 4-bit codes (int4, k8v4), by integer dot products.
 //
-// Four codes side by side form a word of 32 bits, and lanes are words: of four features of a token
-// for keys, of four tokens and a feature for values. A head's block has first the keys: 4-bit ones
-// as [eight features, 16 tokens] words, in which a byte has feature i in its low half and i + 4 in
-// its high half; 8-bit ones as [four features, 16 tokens] words of code + 128. Scales of keys and
-// of values follow, [groups, 16] each. The values are [groups, 4 quads of tokens, 16] words: their
-// byte t holds two features of token t of the quad, paired as in keys.
+// Four adjacent codes form a word of 32 bits, and lanes are words: four features of a token for
+// keys, four tokens of a feature for values. A head's block begins with the keys: 4-bit keys as
+// [eight features, 16 tokens] words, in which a byte has feature i in its low half and i + 4 in its
+// high half; 8-bit keys as [four features, 16 tokens] words of code + 128. The scales of keys and
+// of values follow, [groups, 16] each. The values are [groups, 4 quads of tokens, 16] words: byte t
+// of a word holds two features of token t of the quad, paired as in keys.
 //
-// Queries are rotated like the keys and rounded to integers with a scale for each group: to 8 bits
-// for 4-bit keys, whose own error is ten times as large, to 16 bits for 8-bit keys. A row's weights
-// times the scales of a group of values are rounded to 16 bits for each split. All sums of products
-// are exact, so rows and tokens may be processed together in any way. What remains in F32 has the
-// order of positions or of groups.
+// Queries are rotated like the keys and rounded to integers with one scale per group: to 8 bits for
+// 4-bit keys, whose own error is ten times as large, and to 16 bits for 8-bit keys. For each split,
+// a row's weights times the scales of a group of values are rounded to 16 bits. All sums of
+// products are exact, so rows and tokens may be processed together in any way. The remaining F32
+// sums are in the order of positions or of groups.
 //
 // I: the integer operations of an instruction set, see attention_codes_<isa>.h.
 #pragma once
@@ -39,15 +39,15 @@ class CodedAttention : SplitMerger<S> {
   const int key_groups_ = ops::scales_of(key_dim_), value_groups_ = ops::scales_of(value_dim_);
   static constexpr int kQuads = kSplit / 4;
   const int query_steps_ = key_groups_ * kGroup / 4;
-  const int query_words_ = query_steps_ * (int4_keys_ ? I::kCoarse : I::kFine);  // of a row
+  const int query_words_ = query_steps_ * (int4_keys_ ? I::kCoarse : I::kFine);  // per row
   float* const scores_ = Base::free_;                                            // [kRows, kSplit]
   float* const scaled_ = scores_ + 4 * kSplit;  // [kSplit], weights times scales
   float* const q_scale_ = scaled_ + kSplit;     // [rows / kRows, groups, kRows]
   int32_t* const q_fix_ = reinterpret_cast<int32_t*>(q_scale_ + kAttendRows * key_groups_);
   int32_t* const weights_ = q_fix_ + kAttendRows * key_groups_;  // [kRows, kFine, kQuads]
   int32_t* const q_ = weights_ + kRows * I::kFine * kQuads;      // [rows, words, steps]
-  float unit_[kRows];                                            // of the weights
-  int32_t fix_[kRows];                                           // of sums of values
+  float unit_[kRows];                                            // unit of the weights
+  int32_t fix_[kRows];                                           // correction of the sums of values
 
   explicit CodedAttention(const AttentionTile& tile) : Base(tile) {}
 
@@ -83,7 +83,7 @@ class CodedAttention : SplitMerger<S> {
     for (int d = 0; d < kGroup; d += kLanes) largest = S::max(largest, S::abs(S::load(x + d)));
     const float top = S::reduce_max(largest), limit = int4_keys_ ? 127.0f : kTop;
     const F inverse = S::set(top > 1e-30f ? limit / top : 0.0f);
-    for (int d = 0; d < kGroup; d += kLanes) {  // becomes NaN if a number is not finite
+    for (int d = 0; d < kGroup; d += kLanes) {  // becomes NaN if an element is not finite
       const F v = S::mul(S::load(x + d), inverse);
       bad = S::add(bad, S::sub(v, v));
     }
@@ -102,7 +102,7 @@ class CodedAttention : SplitMerger<S> {
     return reinterpret_cast<const uint16_t*>(of_block + t_.value_scales_at);
   }
 
-  // Scores of a block's 16 tokens for R rows, which are set `set`.
+  // Scores of a block's 16 tokens for R rows, the `set`-th set of rows.
   template <int R, bool kInt4>
   void score_block(const uint8_t* of_block, int set, float* out) {
     const uint16_t* scales = key_scales(of_block);
@@ -305,7 +305,7 @@ class CodedAttention : SplitMerger<S> {
     }
   }
 
-  // Packs n <= 32 numbers to 16 bytes, in the pairs that the kernels expect. Returns the scale.
+  // Packs n <= 32 values into 16 bytes, in the pairs that the kernels expect. Returns the scale.
   static uint16_t pack_group(const float* x, int n, uint8_t* bytes) {
     float lowest = x[0], highest = x[0], sum = 0.0f;
     for (int i = 0; i < n; ++i) {
@@ -396,7 +396,7 @@ class CodedAttention : SplitMerger<S> {
   }
 };
 
-// The interface of an instruction set that serves only types with 4-bit codes.
+// The interface of an instruction set whose kernels support 4-bit codes only.
 template <class Coded>
 constexpr AttentionIsa coded_isa() {
   AttentionIsa isa{Coded::attend, Coded::attend_splits, Coded::merge, nullptr};
@@ -405,7 +405,7 @@ constexpr AttentionIsa coded_isa() {
   return isa;
 }
 
-// Of one that serves all types: those with 4-bit codes as Coded, the others as Plain.
+// The interface of one that supports all types: 4-bit codes by Coded, the others by Plain.
 template <class Plain, class Coded>
 constexpr AttentionIsa both_isa() {
   AttentionIsa isa = Plain::isa();

@@ -1,5 +1,5 @@
-// The integer operations of attention_coded.h on NEON; see attention_codes_x86.h. An integer of
-// either size is a word of its own.
+// The integer operations of attention_coded.h on NEON; see attention_codes_x86.h. An integer takes
+// one word, whether it has 8 or 16 bits.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // The integer operations of attention_coded.h on x86.
 //
-// A vector V holds words of four codes, unsigned bytes. Coarse and Fine are sums of codes times
-// integers of 8 and of 16 bits. For four codes, add() takes kCoarse or kFine words of such
-// integers, which are `plane` words apart and which pack() makes.
+// A vector V holds words of four codes (unsigned bytes). Coarse and Fine are accumulators for codes
+// times integers of 8 bits and of 16 bits. For four codes, add() takes kCoarse or kFine words of
+// such integers, which pack() makes; they are `plane` words apart.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ struct CodesAvx2 {
     return _mm256_add_epi32(f.sum, _mm256_set1_epi32(fix));
   }
   FRESHET_CODES __m256 to_float(V v) { return _mm256_cvtepi32_ps(v); }
-  // Rounds 16 numbers times `factor` to integers, adds these to `sum`, and writes their words.
+  // Rounds 16 values times `factor` to integers, adds these to `sum`, and writes their words.
   template <int kWords>
   FRESHET_CODES void pack(const float* x, __m256 factor, int32_t* to, int plane, V& sum) {
     const V a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), factor));
@@ -63,7 +63,7 @@ struct CodesAvx2 {
       put_pairs(words, to, plane);
     }
   }
-  // Numbers 0, 2, 4 ... of 16 in pairs, then 1, 3, 5 ...
+  // Elements 0, 2, 4 ... of 16 in pairs, then 1, 3, 5 ...
   FRESHET_CODES void put_pairs(__m256i words, int32_t* to, int plane) {
     const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     const V halves = _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(order));
@@ -146,7 +146,7 @@ struct CodesAvx512Vnni : CodesAvx512 {
   struct Coarse {
     V sum = _mm512_setzero_si512();
   };
-  struct Fine {  // of the high and of the low bytes, both signed
+  struct Fine {  // of high and low bytes, both signed
     V high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
   };
 

@@ -7,12 +7,12 @@
 // by their scales, [16], and by the scales of the values, [16]. Types with 4-bit codes have another
 // layout, see attention_coded.h.
 //
-// The unit of work is a tile: up to kTileRows rows (pairs of a query and a head) that read one KV
-// head of one sequence. The context is split at multiples of kSplit tokens from the sequence's
-// start. For every split of a row, the kernel computes scores, their maximum, exponentials, the sum
-// of these and the weighted values, each summed in order of position. The splits are then merged
-// from left to right. A split's result depends only on its row, so any worker may compute any rows
-// and splits at any time. A masked score has weight zero and changes no sum.
+// The unit of work is a tile: up to kAttendRows (query, head) rows that read one KV head of one
+// sequence. The context is split at multiples of kSplit tokens from the sequence's start. For every
+// split of a row, the kernel computes scores, their maximum, exponentials, their sum and the
+// weighted values, each summed in order of position. The splits are then merged from left to right.
+// A split's result depends only on its row, so any worker may compute any rows and splits at any
+// time. A masked score has weight zero and changes no sum.
 #pragma once
 
 #include <cstddef>
@@ -23,9 +23,9 @@
 namespace freshet::cpu {
 
 inline constexpr int kSplit = 256;      // tokens
-inline constexpr int kAttendRows = 64;  // rows of a tile
-inline constexpr int kScaledRows = 8;   // rows of weights that are multiplied by scales
-inline constexpr int kCodedRows = 4;    // rows together over 4-bit codes
+inline constexpr int kAttendRows = 64;  // rows per tile
+inline constexpr int kScaledRows = 8;   // rows whose weights are multiplied by scales together
+inline constexpr int kCodedRows = 4;    // rows processed together over 4-bit codes
 inline constexpr int kMostKeyDim = 1024;
 
 struct AttentionTile {
@@ -49,11 +49,11 @@ struct AttentionTile {
   float scale = 1.0f;
   float softcap = 0.0f;
   int window = 0;
-  const ops::KeyRange* ranges = nullptr;  // of the sequence's queries, or nullptr
-  const float* bias = nullptr;            // of head 0, as in AttentionParams, or nullptr
+  const ops::KeyRange* ranges = nullptr;  // of the sequence's queries; nullptr: causal
+  const float* bias = nullptr;            // of head 0, as in AttentionParams; nullptr: none
   int bias_reach = 0;
-  const float* slopes = nullptr;  // [group], as in AttentionParams, or nullptr
-  int64_t until = 0;              // last split of the tile that the caller asks for next
+  const float* slopes = nullptr;  // [group], as in AttentionParams; nullptr: none
+  int64_t until = 0;              // last split of the tile in the caller's current request
   float* scratch = nullptr;       // attention_scratch_floats()
 
   bool biased() const { return bias != nullptr || slopes != nullptr; }

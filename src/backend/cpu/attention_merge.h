@@ -79,12 +79,12 @@ class SplitMerger {
     S::store_n(sum_ + first, S::fma(S::load_n(sum_ + first, rows), keep, sum), rows);
   }
 
-  // Calls run(split, partial) for splits [first, tile.until], and completes the partials.
+  // Calls run(split, partial) for splits [first, tile.until], and completes the partial results.
   template <class Run>
   void each_partial(int64_t first, float* partial, int64_t partial_floats, const Run& run) const {
     const int64_t values = t_.rows * value_stride_;
     for (int64_t split = first; split <= t_.until; ++split, partial += partial_floats) {
-      // Rows that attend to nothing in the split leave their part zero.
+      // Rows that attend to nothing in the split have zeros.
       for (int64_t i = 0; i < values; i += kLanes) S::store(partial + i, S::zero());
       run(split, partial);
       for (int r = 0; r < t_.rows; ++r) {

@@ -120,7 +120,7 @@ class TiledAttention : SplitMerger<Avx512> {
     }
   }
 
-  // With few rows it is faster to use values in place than to gather them for tiles.
+  // With few rows it is faster to read values in place than to gather them for tiles.
   bool few() const { return t_.rows <= 8; }
   int groups() const { return (t_.rows + kTogether - 1) / kTogether; }
   Group group(int g, int64_t split) const { return group_at(g * kTogether, kTogether, split); }
@@ -283,8 +283,8 @@ class TiledAttention : SplitMerger<Avx512> {
   }
 
   // Row r of the group: turns x into weights and records their sum. The sum is taken before the
-  // weights are rounded to integers, because the weights of small values may be too small for
-  // these.
+  // weights are rounded to integers, because the integers may be too coarse for the weights of
+  // small values.
   void weigh(const Group& g, int r, int64_t split) {
     fetch_values(g, split, g.from + 16 * (g.rows + r));
     float* const x = x_ + r * kSplit;

@@ -14,8 +14,8 @@
 namespace freshet::cpu {
 namespace {
 
-// A head has its keys, [key_dim, 16], with INT8 the scales of keys and values, [features / 32, 16],
-// and its values, [16, value_dim]. Where values are parts of keys, keys are [16, key_dim].
+// A head has its keys, [key_dim, 16], for INT8 the scales of keys and values, [features / 32, 16],
+// and its values, [16, value_dim]. If values are prefixes of keys (MLA), keys are [16, key_dim].
 class KvRows {
  public:
   explicit KvRows(const ops::KvShape& shape) : s_(shape) {}

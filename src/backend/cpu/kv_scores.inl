@@ -1,13 +1,13 @@
 // The inner loops of Ops::key_scores() and Ops::selected_attention(), as plain code over vectors of
-// 16 numbers that the compiler maps to the instruction set of the including source. Define
-// FRESHET_SCORES: the row's name in C++.
+// 16 floats that the compiler maps to the instruction set of the including source. Define
+// FRESHET_SCORES: the name of the row in C++.
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
 #include "ops/kernel_table.h"
 
-// Vectors are wider than the registers of some instruction sets; nothing here crosses a source.
+// Vectors are wider than some instruction sets' registers, but none crosses a translation unit.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
@@ -49,7 +49,7 @@ void dots(const float* q, int rows, const float* keys, int key_dim, float* out, 
 
 // e^x for x <= 0, within 2 units in the last place; about 0 below -87.
 inline F16x exp_of(F16x x) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const F16x low = x - x - 87.0f;
   x = x < low ? low : x;
   const F16x shifted = x * 1.44269504f + kRound;
@@ -96,7 +96,7 @@ void add_weights(float* scores, int64_t n, const float* sink, int64_t* sums) {
   }
 }
 
-// Sixteen BF16 numbers; above `n` zeros.
+// Loads sixteen BF16 values; zeros from `n` on.
 inline F16x load_bf16(const uint16_t* p, int n) {
   Half16x half = {};
   if (n >= 16) {

@@ -20,7 +20,8 @@ using quant::Format;
 
 namespace {
 
-constexpr ActKind act_kind(Format f) {
+constexpr ActKind act_kind(Format f, CpuIsa isa) {
+  if (f == Format::kF32 && isa == CpuIsa::kAmx) return ActKind::kBF16;  // matmul_amx_f32.inl
   switch (f) {
     case Format::kF32:
     case Format::kF16:
@@ -92,12 +93,13 @@ constexpr MatmulKernel row() {
   return {kRowName<f, isa>.data,
           f,
           isa,
-          act_kind(f),
+          act_kind(f, isa),
           packed_bytes_of<f>,
           pack_panel_of<f>,
           unpack_row_of<f>,
           run<kernels, f>,
-          (kernels.gates >> static_cast<int>(f) & 1) != 0};
+          (kernels.gates >> static_cast<int>(f) & 1) != 0,
+          f == Format::kF32};
 }
 
 constexpr size_t kRows = size_t{8} * kFormats;  // every format with every instruction set

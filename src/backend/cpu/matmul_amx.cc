@@ -13,13 +13,14 @@
 
 #include "backend/cpu/matmul_amx_bf16.inl"
 #include "backend/cpu/matmul_amx_blocks.inl"
+#include "backend/cpu/matmul_amx_f32.inl"
 #include "backend/cpu/matmul_amx_int8.inl"
 
 namespace freshet::cpu {
 
 // In the order of quant::Format.
 const IsaKernels kAmxKernels = {
-    .run = {nullptr, nullptr, run_bf16, nullptr, run_int8_tiles, FRESHET_TILE_BLOCKS},
+    .run = {run_split_f32, nullptr, run_bf16, nullptr, run_int8_tiles, FRESHET_TILE_BLOCKS},
     .bf16 = nullptr,
     .q8x256 = nullptr,
     .int8 = nullptr,

@@ -7,7 +7,7 @@ namespace freshet::cpu {
 namespace {
 
 template <int planes>
-struct NumbersBF16 {
+struct NumbersBF16 : NumbersBase {
   using Lines = LinesBF16;
   static constexpr int kPlanes = planes;
   static constexpr bool kFlush = true;
@@ -16,13 +16,6 @@ struct NumbersBF16 {
   FRESHET_INLINE void multiply() {
     tile_dp_bf16<kTile, kX, kW>();
   }
-  struct Scales {
-    FRESHET_INLINE_MEMBER void read(const MatmulCall&, const Step&) {}
-  };
-  struct Panel {
-    FRESHET_INLINE_MEMBER Panel(const MatmulCall&, int64_t) {}
-    FRESHET_INLINE_MEMBER F32 result(const Scales&, int, F32 acc) const { return acc; }
-  };
 };
 
 template <int kPlanes>

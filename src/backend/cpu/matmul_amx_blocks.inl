@@ -239,7 +239,8 @@ struct WalkedBlock {
 };
 
 // With few tokens a block is used once or twice. It is unpacked to the L1 cache between the
-// multiplications of the previous block, whose place it takes a quarter behind the last of them.
+// multiplications of the previous block, and overwrites that block one quarter after the last
+// multiplication that reads it.
 template <class F, int kPlanes, int kSteps>
 void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
   using U = Unit<F>;

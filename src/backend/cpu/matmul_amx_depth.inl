@@ -3,7 +3,8 @@
 //
 // N provides Lines, the kPlanes and fine() of the activations, multiply<sums, x, w>(), the Scales
 // of a step's tokens, and the Panel whose result() converts a sum to a value. A block of K is 64
-// bytes of a row of activations or weights.
+// bytes of a row of activations, and a tile of a panel; with kSplit, two tiles, high and low, which
+// split() makes of a stretch of a panel. High is multiplied by all planes, low by the first.
 #pragma once
 
 #include "backend/cpu/matmul_amx_tiles.inl"
@@ -19,9 +20,24 @@ inline constexpr int kDepthGroup = 16;
 inline constexpr int64_t kDepthTokens = 256;
 inline constexpr int64_t kStreamAhead = 4;  // blocks that each of two panels is prefetched to L1
 inline constexpr int64_t kDepthSums = 4 * kTileInts;  // sums of a step and two panels
+inline constexpr int64_t kTileBytes = kTileRows * kLine;
+
+// What most Ns have in common.
+struct NumbersBase {
+  static constexpr bool kSplit = false;
+  struct Scales {
+    FRESHET_INLINE_MEMBER void read(const MatmulCall&, const Step&) {}
+  };
+  struct Panel {
+    FRESHET_INLINE_MEMBER Panel(const MatmulCall&, int64_t) {}
+    FRESHET_INLINE_MEMBER F32 result(const Scales&, int, F32 acc) const { return acc; }
+  };
+};
 
 template <class N>
 struct DepthScratch {
+  static constexpr int64_t kPanelBytes = N::kSplit ? kDepthBlocks / N::kPlanes * 2 * kTileBytes : 0;
+  alignas(64) uint8_t panels[kDepthGroup * kPanelBytes + 64];  // split
   alignas(64) uint8_t rows[kCopyBytes<N::kPlanes, kDepthStretchBytes>];
   alignas(64) float sums[kDepthGroup / 2 * kDepthTokens / (2 * kTileRows) * kDepthSums];
 };
@@ -44,6 +60,8 @@ struct DepthProduct {
 // each tile just before it is reused, and finished between the next one's later blocks.
 template <class N>
 class DepthPipe {
+  static constexpr int64_t kBlockBytes = N::kSplit ? 2 * kTileBytes : kTileBytes;  // of a panel
+
  public:
   // streams: whole panels are read in sequence from memory. usual: the denormal mode outside of
   // GEMMs.
@@ -76,10 +94,10 @@ class DepthPipe {
  private:
   // Prefetches the data kStreamAhead blocks further in the panels, or in the next two panels.
   FRESHET_INLINE_MEMBER void fetch(const uint8_t* const (&panel)[2], int64_t b, int64_t blocks) {
-    const int64_t over = b + kStreamAhead >= blocks ? 2 * bytes - blocks * 1024 : 0;
-    const int64_t at = (b + kStreamAhead) * 1024 + over;
+    const int64_t over = b + kStreamAhead >= blocks ? 2 * bytes - blocks * kTileBytes : 0;
+    const int64_t at = (b + kStreamAhead) * kTileBytes + over;
     FRESHET_UNROLL
-    for (int i = 0; i < 1024; i += kLine) {
+    for (int i = 0; i < kTileBytes; i += kLine) {
       prefetch_near(panel[0] + at + i);
       prefetch_near(panel[1] + at + i);
     }
@@ -132,17 +150,27 @@ class DepthPipe {
     for (int plane = 0; plane < N::kPlanes; ++plane) {
       const int64_t at = plane * p.step->fine + b * 64;
       const bool first = kFirst && plane == 0;
-      if (plane == 0) load_panel<6>(panel[0] + b * 1024);
+      if (plane == 0) load_panel<6>(panel[0] + b * kBlockBytes);
       load_tokens<4>(x[0] + at, stride);
       if (first) begin<0>(p.sums, fresh);
       multiply<0, 4, 6>();
-      if (kW == 2 && plane == 0) load_panel<7>(panel[1] + b * 1024);
+      if (kW == 2 && plane == 0) load_panel<7>(panel[1] + b * kBlockBytes);
       if (first) begin<1>(p.sums, fresh);
       if (kW == 2) multiply<1, 4, 7>();
       if (kX == 2) load_tokens<5>(x[1] + at, stride);
       if (first) begin<2>(p.sums, fresh);
       if (kX == 2) multiply<2, 5, 6>();
       if (first) begin<3>(p.sums, fresh);
+      if (kX == 2 && kW == 2) multiply<3, 5, 7>();
+    }
+    if constexpr (N::kSplit) {
+      load_panel<6>(panel[0] + b * kBlockBytes + kTileBytes);
+      load_tokens<4>(x[0] + b * 64, stride);
+      multiply<0, 4, 6>();
+      if (kW == 2) load_panel<7>(panel[1] + b * kBlockBytes + kTileBytes);
+      if (kW == 2) multiply<1, 4, 7>();
+      if (kX == 2) load_tokens<5>(x[1] + b * 64, stride);
+      if (kX == 2) multiply<2, 5, 6>();
       if (kX == 2 && kW == 2) multiply<3, 5, 7>();
     }
   }
@@ -266,12 +294,22 @@ void depth_stretch(const MatmulCall& c, const MatmulCall& gate, DepthScratch<N>&
   typename N::Scales scales[2];
   const bool last = at.b1 == at.blocks;
   float* sums = s.sums;
+  if constexpr (N::kSplit) {
+    for (int64_t p = at.first; p < at.last; ++p) {
+      uint8_t* const to = s.panels + (p - at.first) * DepthScratch<N>::kPanelBytes;
+      N::split(Lines(c, p).main(at.b0), at.b1 - at.b0, to);
+    }
+  }
+  const auto panel_at = [&](const MatmulCall& call, int64_t p) -> const uint8_t* {
+    if constexpr (N::kSplit) return s.panels + (p - at.first) * DepthScratch<N>::kPanelBytes;
+    return Lines(call, p).main(at.b0);
+  };
   int i = 0;
   for (int64_t t = at.t0; t < at.t1; t += steps[i].count, i ^= 1) {
     Step& step = steps[i];
     step = Step(c, t, at.t1 - t, 2, fine);
     if (last) scales[i].read(c, step);
-    const int64_t lines = next.blocks * (1024 / kLine), tokens = at.t1 - at.t0;
+    const int64_t lines = next.blocks * (Lines::kLayout.main / kLine), tokens = at.t1 - at.t0;
     const int64_t line = lines * (t - at.t0) / tokens,
                   end_line = lines * (t - at.t0 + step.count) / tokens;
     int64_t x_at = at.b0 * 64;
@@ -281,8 +319,7 @@ void depth_stretch(const MatmulCall& c, const MatmulCall& gate, DepthScratch<N>&
     }
     for (int64_t p = at.first; p < at.last; p += 1 + aside, sums += kDepthSums) {
       const int panels = p + aside < at.last ? 2 : 1;
-      const uint8_t* const panel[2] = {Lines(gate, p).main(at.b0),
-                                       Lines(c, panels == 2 ? p + aside : p).main(at.b0)};
+      const uint8_t* const panel[2] = {panel_at(gate, p), panel_at(c, panels == 2 ? p + aside : p)};
       DepthProduct<N> product{&step, &scales[i], sums, p, panels, last, {}, 0};
       if (p + next.panels < next.end) {
         product.lines = end_line - line;
@@ -299,7 +336,7 @@ void depth_stretch(const MatmulCall& c, const MatmulCall& gate, DepthScratch<N>&
 template <class N>
 void depth_many(const MatmulCall& c, int64_t first, int64_t last) {
   // With few tokens each panel is read from end to end, in memory order.
-  const bool few = c.tokens <= 2 * kTileRows && c.rows_index == nullptr;
+  const bool few = !N::kSplit && c.tokens <= 2 * kTileRows && c.rows_index == nullptr;
   const unsigned denormals = N::kFlush ? flush_denormals() : 0;
   const MatmulCall gate = gate_of(c);
   DepthScratch<N> s;

@@ -6,7 +6,7 @@
 namespace freshet::cpu {
 namespace {
 
-struct NumbersINT8 {
+struct NumbersINT8 : NumbersBase {
   using Lines = LinesINT8;
   static constexpr int kPlanes = 1;
   static constexpr bool kFlush = false;

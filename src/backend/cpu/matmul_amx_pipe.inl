@@ -1,4 +1,4 @@
-// Block formats on byte tiles, with the bits of tile256(): the integer sums are exact in any order,
+// Block formats on byte tiles, bit-identical to tile256(): the integer sums are exact in any order,
 // and the steps after them are the same.
 //
 // A block of 256 is unpacked to a "unit". Scale times value is a 16-bit integer; its low (unsigned)
@@ -47,7 +47,7 @@ struct Tokens : Step {
   }
 };
 
-// The sums by which a step's tokens multiply offsets, copied close together: in the activation rows
+// The row sums by which a step's tokens multiply offsets, copied together: in the activation rows
 // they are spread over one page per token.
 struct RowSums {
   static constexpr int64_t kStride = (kOffsetTiles + 1) * kLine;
@@ -68,7 +68,7 @@ struct RowSums {
 // The offsets of a panel's blocks that are added at once.
 inline constexpr int64_t kPanelOffsets = kOffsetTiles * kOffsetTile;
 
-// A block's records for a step's tokens, copied close together because many panels use them.
+// A block's records for a step's tokens, copied together because many panels use them.
 template <class F, int kPlanes>
 struct Records {
   static constexpr int kPairs = F::kAffine ? kOffsetPairs<F> : 0;

@@ -1,8 +1,8 @@
-// GEMM of few tokens with Q4_0 and Q4_K weights that are rounded to bytes (RoundedQ4_0,
-// RoundedQ4_K). The results have the same bits as those for many tokens: the sums of a block are
-// integers and exact in any order, and Q4_K's offsets are summed in the order in which the tiles
-// sum them. Blocks are read in memory order. Each block is opened (its scales are converted to
-// integers) while the previous one is in use.
+// GEMM for few tokens with Q4_0 and Q4_K weights that are rounded to bytes (RoundedQ4_0,
+// RoundedQ4_K). Bit-identical to the kernels for many tokens: the sums of a block are integers and
+// exact in any order, and Q4_K's offsets are summed in the order in which the tiles sum them.
+// Blocks are read in memory order. Each block is opened (its scales are converted to integers)
+// while the previous one is in use.
 #pragma once
 
 #include "backend/cpu/matmul_amx_units.inl"
@@ -10,7 +10,7 @@
 namespace freshet::cpu {
 namespace {
 
-// Prefetch distance in blocks. With two, twelve cores wait for memory.
+// Prefetch distance in blocks. With a distance of two, twelve cores wait for memory.
 inline constexpr int kFarBlocks = 5;
 
 // Walks over the blocks of panels in memory order.
@@ -71,8 +71,8 @@ FRESHET_INLINE MemoryWalk<F> far_ahead(const MatmulCall& c, int64_t first) {
   return far;
 }
 
-// Prefetches to the L1 cache the lines a little behind eighth j of a block. The blocks are already
-// on their way to the L2 cache.
+// Prefetches to the L1 cache the lines shortly after eighth j of a block. They are already in
+// flight to the L2 cache.
 template <class F>
 FRESHET_INLINE void fetch_near(const uint8_t* main, int j) {
   constexpr int kNear = 12, kLines = MemoryWalk<F>::kLines;
@@ -153,7 +153,7 @@ struct OpenVectors<RoundedQ4_K> {
 };
 
 // At i = 8 s + n: the rounding error of eight times the rounded product of scale s and value n,
-// plus three. It depends only on the lower three bits of each.
+// plus three. It depends only on the lower three bits of s and n.
 struct RoundingTable {
   uint8_t of[64];
   constexpr RoundingTable() : of() {
@@ -217,7 +217,7 @@ struct VectorRows {
 
 // Multiplies one eighth of a block by T tokens' activations x. A `Sums` of the block.
 template <class F, int T>
-struct ExactEighths {  // sums exact products, and apart from them the rounding errors
+struct ExactEighths {  // sums exact products and, separately, the rounding errors
   using Opened = OpenVectors<F>;
   I32 sum[T], rest[T][2];
   FRESHET_INLINE_MEMBER ExactEighths(const VectorRows<F, T>& rows, int64_t b) {
@@ -367,10 +367,10 @@ struct ByteQuarters {  // sums rounded products
   FRESHET_INLINE_MEMBER I32 whole(int t) const { return add_i(sum[t][0], sum[t][1]); }
 };
 
-// Adds the offsets of consecutive blocks to the sums of T tokens, in vectors but with the bits of
+// Adds the offsets of consecutive blocks to the sums of T tokens, in vectors but bit-identical to
 // tiles: a tile multiplication sums the even and the odd values separately, each from zero, and
-// then adds both to its accumulator. Real tiles would be powered down when used this rarely; they
-// took a third of a step.
+// then adds both to its accumulator. Real tiles would be powered down when used this rarely;
+// powering up took a third of a step.
 template <class F, int T>
 struct VectorOffsets {  // no offsets
   explicit VectorOffsets(const VectorRows<F, T>&, const MatmulCall&) {}
@@ -393,8 +393,8 @@ struct VectorOffsets<RoundedQ4_K, T> {
       sum[t] = zero_f();
     }
   }
-  // Adds to acc behind the blocks at which offsets are added. Sums up four blocks at once, because
-  // they are close together in memory.
+  // Adds the offsets to acc after the blocks that end a group of offsets. Sums four blocks at a
+  // time, because they are adjacent in memory.
   FRESHET_INLINE_MEMBER void add(const Walk& at, F32 (&acc)[T]) {
     const bool adds = ends_offsets(at.block, at.of_row);
     if (at.block % 4 != 3 && !adds) return;
@@ -497,8 +497,8 @@ class TileOffsets<RoundedQ4_K> {
     tile_ends = sum_ends || block % 4 == 3;
     put_offsets(at.main, block, at.ends(), weights);
   }
-  // Adds the sum behind the blocks at which offsets are added. next() moves on to the blocks that
-  // follow.
+  // Adds the offsets' sum after the blocks that end a group of offsets. next() moves on to the
+  // following blocks.
   FRESHET_INLINE_MEMBER F32 added(const Walk& at, int t, F32 acc) const {
     if (!ends_offsets(at.block, at.of_row)) return acc;
     return add_f(acc, load_f(sums[reading] + t * kPanelRows));

@@ -19,7 +19,7 @@ template <int kStretchBytes>
 inline constexpr int64_t kCopyStride = kStretchBytes + kLine;
 
 // The tokens of a step: up to two tiles of rows. A call's last tile begins early enough to be full;
-// rows that are computed twice are left out of the results.
+// rows that are computed twice are not written twice.
 struct Step {
   const uint8_t* x[2];  // where the tiles begin
   int64_t stride;
@@ -41,7 +41,7 @@ struct Step {
     x[0] = c.act + (t0 - back) * stride;
     x[1] = c.act + (t0 + second) * stride;
   }
-  // Whether the step is two whole tiles of tokens, one behind the other.
+  // Whether the step is two whole tiles of consecutive tokens.
   FRESHET_INLINE_MEMBER bool plain() const { return count == 2 * kTileRows && back == 0; }
   // The row of token t. The second tile's rows follow the first tile's.
   FRESHET_INLINE_MEMBER int row(int t) const {
@@ -76,7 +76,7 @@ FRESHET_INLINE MatmulCall gate_of(const MatmulCall& c) {
   return gate;
 }
 
-// SwiGLU of a few tokens and one panel.
+// Applies SwiGLU for a few tokens and one panel.
 struct GatedUnits {
   alignas(64) float gate[kTileInts * 2];
   alignas(64) float up[kTileInts * 2];
@@ -97,7 +97,8 @@ struct GatedUnits {
 template <int kPlanes, int kStretchBytes>
 inline constexpr int64_t kCopyBytes = 2 * kPlanes * kTileRows * kCopyStride<kStretchBytes>;
 
-// Tokens that a call of many processes at a time: equal parts in whole steps, at most `most`.
+// Tokens that a call with many tokens processes at a time: equal parts in whole steps, at most
+// `most`.
 FRESHET_INLINE int64_t tokens_at_a_time(int64_t tokens, int64_t most) {
   const int64_t parts = blocks_of(tokens, static_cast<int>(most));
   return blocks_of(blocks_of(tokens, static_cast<int>(parts)), 2 * kTileRows) * 2 * kTileRows;

@@ -207,8 +207,8 @@ FRESHET_INLINE void put_offsets(const uint8_t* main, uint8_t* to) {
     store_i(to + i * kLine, _mm512_mask_mov_epi16(shr(bits[2 * i], 16), kOdd, bits[2 * i + 1]));
   }
 }
-// The same for block `block` of a tile; fills the rest of the tile with zeros behind a row's last
-// block.
+// The same for block `block` of a tile; after a row's last block, fills the rest of the tile with
+// zeros.
 FRESHET_INLINE void put_offsets(const uint8_t* main, int64_t block, bool last, uint8_t* tile) {
   put_offsets(main, tile + block % 4 * kOffsetBytes);
   if (!last) return;
@@ -219,7 +219,7 @@ FRESHET_INLINE void put_offsets(const uint8_t* main, int64_t block, bool last, u
 // Offsets are added to a row's sums after every kOffsetBlocks blocks, and after the last one.
 inline constexpr int64_t kOffsetBlocks = 16, kOffsetTiles = kOffsetBlocks / 4;
 inline constexpr int64_t kOffsetTile = 4 * kOffsetBytes;
-// Where the sums that are multiplied by block b's offsets begin among all sums.
+// Offset, among all row sums, of those that are multiplied by block b's offsets.
 FRESHET_INLINE int64_t offsets_of(int64_t block) {
   return block / kOffsetBlocks * kOffsetTiles * kLine;
 }
@@ -227,7 +227,7 @@ FRESHET_INLINE bool ends_offsets(int64_t block, int64_t blocks) {
   return block % kOffsetBlocks == kOffsetBlocks - 1 || block + 1 == blocks;
 }
 
-// Multiplies tiles of rounded values. They are signed bytes, except for Q4_K's, which are unsigned.
+// Multiplies tiles of rounded values: signed bytes, except for Q4_K, whose bytes are unsigned.
 template <class F, int kTile, int kX>
 FRESHET_INLINE void rounded_product() {
   if constexpr (kOffsets<F>) {

@@ -71,9 +71,9 @@ struct ByteLines {
 
 // Converts the scales of up to eight blocks of 32 to integers times one unit. The unit is the power
 // of two for which the largest scale has kBits bits. Values times such scales add up exactly over
-// all the blocks, in any order. An F16 has eleven significant bits, so with twelve no scale within
-// a factor of two of the largest is rounded. kBits is as large as the format's values allow within
-// 16 bits. If a scale is not finite, the unit is NaN.
+// all the blocks, in any order. An F16 has eleven significant bits, so with twelve bits no scale
+// within a factor of two of the largest is rounded. kBits is as large as the format's values allow
+// within 16 bits. If a scale is not finite, the unit is NaN.
 template <int kBits>
 struct WholeScales {
   I32 top;       // at least 2^-100: smaller scales count as zero
@@ -180,7 +180,7 @@ FRESHET_INLINE I32 six_bit_minima(const uint8_t* s, int k) {
   return or_i(bits_at(line_at(s, 2), 4, 15), bits_at(low, 2, 48));
 }
 
-// The 32 values j of a block: quad i is in bits [kBits * s, ...) of line i of a run of lines.
+// The j-th 32 values of a block: quad i is in bits [kBits * s, ...) of line i of a run of lines.
 struct SlicedLines {
   const uint8_t* p;
   int shift;

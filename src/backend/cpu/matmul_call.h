@@ -46,15 +46,15 @@ using EncodeRow = void (*)(const float* x, int64_t cols, int64_t first, int64_t 
 
 inline constexpr int kFormats = 40;
 
-// Grid and ternary formats, which follow each other in quant::Format: their kernels are sources of
-// their own.
+// Grid and ternary formats, which are adjacent in quant::Format. Their kernels are compiled as
+// separate sources.
 inline constexpr quant::Format kFirstGrid = quant::Format::kIQ1_S;
 inline constexpr int kGrids = 9;
 static_assert(static_cast<int>(quant::Format::kTQ2_0) - static_cast<int>(kFirstGrid) == kGrids - 1);
 
 // The kernels of one instruction set; nullptr if it has none of its own.
 struct IsaKernels {
-  MatmulRun run[kFormats];  // by quant::Format, but for those of `grids`
+  MatmulRun run[kFormats];  // by quant::Format, except `grids`
   EncodeRow bf16;
   EncodeRow q8x256;
   EncodeRow int8;

@@ -18,13 +18,14 @@ FRESHET_INLINE I32 spread_bits(I32 v) {
   const I32 two = or_i(v, shl(v, 7));
   return and_i(or_i(two, shl(two, 14)), bytes_i(1));
 }
-// kOffset plus or minus each byte of `size`; minus where the byte of `minus` is 1, not 0. kOffset
-// is a power of two above all sizes, which are positive: no byte carries into the next.
+// kOffset plus or minus each byte of `size`: minus if the byte of `minus` is 1, plus if it is 0.
+// kOffset is a power of two above all sizes, which are positive: no byte carries into the next.
 template <int kOffset>
 FRESHET_INLINE I32 with_signs(I32 size, I32 minus) {
   return add_i(xor_i(size, sub_i(bytes_i(kOffset), minus)), minus);
 }
-// Signs 4 half .. 4 half + 3 of eight, of which seven are stored: the number of minuses is even.
+// Signs 4 half .. 4 half + 3 of eight, of which seven are stored: the number of minus signs is
+// even.
 FRESHET_INLINE I32 even_signs(I32 seven, int half) {
   if (half == 0) return seven;
   I32 odd = xor_i(seven, shr(seven, 4));
@@ -155,12 +156,12 @@ struct BlockIQ3_S {
 };
 
 // Values of IQ1 in eighths, 16 too high (so up to 25): 8 (g + 1) + 8 + 8 delta. minus: all bits set
-// where delta is negative.
+// if delta is negative.
 FRESHET_INLINE I32 eighths(I32 entry, I32 minus, int half) {
   const I32 delta = sub_i(bytes_i(9), and_i(minus, bytes_i(2)));
   return add_i(shl(half_entry(quant::kGridIQ1, entry, half), 3), delta);
 }
-// All bits of a lane become bit `at` of it.
+// Copies bit `at` of each lane to all bits of the lane.
 FRESHET_INLINE I32 all_bits(I32 v, int at) {
   return sar(shl(v, 31 - at), 31);
 }
@@ -218,7 +219,8 @@ struct BlockIQ1_M {
   }
 };
 
-// Ternary values: two too high are a digit plus one.
+// Ternary values are stored as digits 0 to 2. Lines hold the digit plus one, which is two
+// (2^kShift) too high.
 struct BlockTernary {
   static constexpr int kTop = 4, kShift = 1, kGroup = 32;
   static constexpr bool kAffine = false;

@@ -21,7 +21,7 @@ struct BlockInt4 {
   }
 };
 
-// Quad p has its low pairs of bits in line p % 2, and a third bit in line 2.
+// Quad p has its low bit pairs in line p % 2, and a third bit in line 2.
 template <bool kThird>
 struct PairLines {
   const uint8_t* p;
@@ -67,7 +67,7 @@ struct E2M1Lines {
     return look_up(kE2M1Levels, bits_at(line_at(p, i & 1), i / 2 * 4, 15));
   }
 };
-// An E4M3 number per lane.
+// Decodes one E4M3 code per lane.
 FRESHET_INLINE F32 from_e4m3(I32 code) {
   const I32 bits = shl(and_i(code, set_i(127)), 20);
   const I32 small = sar(sub_i(bits, set_i(8 << 20)), 31);  // subnormal

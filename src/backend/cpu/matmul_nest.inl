@@ -137,7 +137,7 @@ struct FamilyInt4 : FamilyBase {
   }
 };
 
-// NVFP4's levels are doubled, and a row has a scale of its own.
+// NVFP4: the levels are stored doubled, and each row has a scale of its own.
 template <class F, int planes>
 struct FamilyNvfp4 : FamilyInt4<F, planes> {
   using Source = PackedInt4<F>;
@@ -150,7 +150,7 @@ struct FamilyNvfp4 : FamilyInt4<F, planes> {
   }
 };
 
-// Plain values, used as they are packed, times rows of F32 as they are.
+// Plain values, multiplied as packed with F32 rows as they are.
 template <class F, int planes>
 struct FamilyF32 : FamilyBase {
   using Source = Packed<F>;
@@ -445,12 +445,12 @@ void run_f32(const MatmulCall& c, int64_t first, int64_t last) {
       run<Family256, BlockIQ4_XS>, run<Family256, BlockMXFP4>, run<FamilyInt4, BlockInt4<128>>, \
       run<FamilyInt4, BlockInt4<32>>
 
-// Those of the same formats for an instruction set that has none.
+// The same formats for an instruction set without such kernels.
 #define FRESHET_NO_WHOLE_NUMBER_KERNELS                                                     \
   nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, \
       nullptr, nullptr, nullptr, nullptr, nullptr, nullptr
 
-// From Format::kMXFP8 on: first the products of F32, then those of integers.
+// From Format::kMXFP8 on: first the formats multiplied in F32, then the integer ones.
 #define FRESHET_SMALL_FLOAT_KERNELS \
   run_fp8<LinesMXFP8>, run_fp8<LinesFP8G32>, run_fp8<LinesNF4>, run_fp8<LinesFP4>
 #define FRESHET_NO_SMALL_FLOAT_KERNELS nullptr, nullptr, nullptr, nullptr

@@ -106,9 +106,10 @@ Encoded encode(ActKind kind, const std::vector<float>& x, int64_t cols) {
 }
 
 // The values that an encoded row represents.
-std::vector<double> decode_row(ActKind kind, const uint8_t* p, const Case& c) {
+std::vector<double> decode_row(const MatmulKernel& kernel, const uint8_t* p, const Case& c) {
+  const ActKind kind = kernel.act;
   std::vector<double> x(static_cast<size_t>(c.cols));
-  const bool fine = uses_fine_plane(c.rows, c.cols);
+  const bool fine = kernel.always_fine || uses_fine_plane(c.rows, c.cols);
   const auto f32 = [&](int64_t at) {
     float v;
     std::memcpy(&v, p + at, 4);
@@ -211,6 +212,10 @@ class Product {
     const bool format = case_.format == Format::kQ4_0 || case_.format == Format::kQ4_K;
     return tiles && format && !uses_fine_plane(case_.rows, case_.cols);
   }
+  // Whether weights are split into two BF16 values.
+  bool splits() const { return case_.format == Format::kF32 && w_.kernel->isa == CpuIsa::kAmx; }
+  // Whether the bits are those of this kernel alone.
+  bool differs() const { return rounds() || splits(); }
 
  private:
   Case case_;
@@ -307,7 +312,7 @@ TEST_P(MatmulOfFormat, EqualsExactProductOfEncodedActivations) {
       const auto out = product.run(act, c.tokens);
       EXPECT_TRUE(act.bytes.intact());
       for (int64_t t = 0; t < c.tokens; t += std::max<int64_t>(1, c.tokens / 9)) {
-        const auto ax = decode_row(k->act, act.bytes.data() + t * act.stride, c);
+        const auto ax = decode_row(*k, act.bytes.data() + t * act.stride, c);
         for (int64_t r = 0; r < c.rows; r += c.rows > 1000 ? 97 : 1) {
           const auto w = product.decoded(r);
           const double exact = product.exact(r, ax);
@@ -322,13 +327,15 @@ TEST_P(MatmulOfFormat, EqualsExactProductOfEncodedActivations) {
             norm_x += xi * xi;
           }
           const double got = static_cast<double>(out[static_cast<size_t>(t * c.rows + r)]);
-          ASSERT_NEAR(got, exact, 4e-6 * size + 1e-30)
+          const double loss = product.splits() ? 0x1p-15 : 4e-6;
+          ASSERT_NEAR(got, exact, loss * size + 1e-30)
               << describe(*k, c) << " at " << t << "," << r;
           // The expected loss from rounding activations to 8 bits, and scales, as a fraction of
           // what random signs would give.
           double rounding = scale_bits(c.format) > 0 ? std::ldexp(1.0, -scale_bits(c.format)) : 0.0;
           if (product.rounds()) rounding = 0.02;
-          const bool fine = uses_fine_plane(c.rows, c.cols) && k->act != ActKind::kInt8;
+          const bool fine =
+              k->always_fine || (uses_fine_plane(c.rows, c.cols) && k->act != ActKind::kInt8);
           ASSERT_NEAR(got, f32,
                       ((fine ? 2e-4 : 0.08) + rounding) * std::sqrt(norm_w * norm_x) + 1e-30)
               << describe(*k, c);
@@ -357,18 +364,18 @@ TEST_P(MatmulOfFormat, SameBitsForAnyNumberOfTokensAndAnyInstructionSet) {
         Encoded act = encode(k->act, random_x(c, 3), c.cols);
         const auto all = product.run(act, c.tokens);
         // The test above checks the rounded values.
-        std::vector<float>& same = product.rounds() ? first_rounded : first;
+        std::vector<float>& same = product.differs() ? first_rounded : first;
         if (same.empty()) same = all;
         EXPECT_TRUE(same_bits(same, all)) << describe(*k, c) << " differs from the first row";
         for (const int64_t n : {1, 2, 3, 8, 16}) {
-          if (!product.rounds() || n >= c.tokens) continue;
+          if (!product.differs() || n >= c.tokens) continue;
           const auto some = product.run(act, n);
           EXPECT_EQ(std::memcmp(some.data(), all.data(), some.size() * 4), 0)
               << describe(*k, c) << " first " << n;
         }
         for (int64_t t = 0; t < c.tokens; t += std::max<int64_t>(1, c.tokens / 5)) {
           const auto n =
-              std::min<int64_t>(product.rounds() && t == 0 ? 40 : 1 + t % 3, c.tokens - t);
+              std::min<int64_t>(product.differs() && t == 0 ? 40 : 1 + t % 3, c.tokens - t);
           std::vector<int32_t> index(static_cast<size_t>(n));
           for (int64_t i = 0; i < n; ++i)
             index[static_cast<size_t>(i)] = static_cast<int32_t>(t + i);

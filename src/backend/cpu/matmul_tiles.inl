@@ -104,7 +104,7 @@ constexpr int first_of_pair(int i) {
 template <class F>
 struct PackedBlock {
   using Block = F;
-  static constexpr bool kUnrolled = true;  // each 32 values have their bits in other places
+  static constexpr bool kUnrolled = true;  // the bits of each 32 values are in different positions
   static constexpr bool kFlipped = false;
   const uint8_t* main;
   const uint8_t* tail;
@@ -273,7 +273,7 @@ struct Starts {
   static constexpr int kGroups = kStarts<F> ? 256 / F::kGroup : 0;
   static constexpr int64_t kBlockBytes = kGroups * 4 * kPlanes;
 
-  // Writes those of blocks [b0, b1), and up to 32 bytes beyond.
+  // Writes the initial values for blocks [b0, b1), and up to 32 bytes beyond.
   FRESHET_INLINE void write(const uint8_t* row, const Q8x256Layout& l, int64_t b0, int64_t b1,
                             uint8_t* to) {
     constexpr int64_t kSums =
@@ -499,7 +499,7 @@ FRESHET_INLINE void tile_fp8(const Packed<F>& w, const uint8_t* const (&x)[T], i
   }
 }
 
-// Blocks of 64 k of one of 16 levels each, times F32 rows. The sum of a block is scaled.
+// Blocks of 64 k, each of one of 16 levels, times F32 rows. The sum of a block is scaled.
 struct LinesNF4 {
   static constexpr Format kFormat = Format::kNF4;
   static constexpr const float (&kLevels)[16] = quant::kNf4Levels;

@@ -18,7 +18,7 @@ using I32 = __m512i;
 using Scale = I32;
 
 inline constexpr int16_t kE4M3InF16 = static_cast<int16_t>(0xbf80);
-inline constexpr int kMaxTile = 8;  // tokens that one pass over a panel serves
+inline constexpr int kMaxTile = 8;  // tokens per pass over a panel
 inline constexpr int kFloatTile = 8;
 inline constexpr int kInt8Tile = 16;
 #if defined(__AVX512VNNI__)

@@ -1,8 +1,10 @@
-// Sixteen lanes of 32 bits in plain C++: the reference for what the vector headers do.
+// Sixteen lanes of 32 bits in plain C++: the reference implementation of the interface that the
+// other simd_*.h headers vectorise.
 //
-// F32 and I32 have 16 lanes; a line of 64 bytes is an I32 whose lanes are four bytes each.
-// Everything here has internal linkage, because each instruction set compiles the same kernels in
-// its own translation unit. fma_f rounds once on every instruction set.
+// F32 and I32 are vectors of 16 lanes. A 64-byte line of packed weights is an I32 in which each
+// lane holds four bytes. Everything here has internal linkage, because each instruction set
+// compiles the same kernels in its own translation unit. fma_f rounds once on every instruction
+// set.
 #pragma once
 
 #include <cmath>
@@ -30,9 +32,9 @@ struct I32 {
 };
 using Scale = I32;
 
-inline constexpr int kMaxTile = 4;    // tokens that one pass over a panel serves
-inline constexpr int kFloatTile = 4;  // the same, for weights that are not integers
-inline constexpr int kInt8Tile = 4;   // the same, for sums that span the whole row
+inline constexpr int kMaxTile = 4;    // tokens per pass over a panel
+inline constexpr int kFloatTile = 4;  // the same for floating-point weights
+inline constexpr int kInt8Tile = 4;   // the same for INT8, whose sums span the whole row
 // Signed lines (q8_0, iq4_nl) are passed as unsigned bytes, 128 too high, because the dot
 // instruction multiplies unsigned by signed bytes; the sum of x corrects for it.
 inline constexpr bool kFlipSigned = false;
@@ -64,7 +66,7 @@ FRESHET_INLINE void restore_denormals(unsigned before) {
 FRESHET_INLINE void prefetch(const void* p) {
   __builtin_prefetch(p, 0, 2);
 }
-// To the L1 cache.
+// Prefetches to the L1 cache.
 FRESHET_INLINE void prefetch_near(const void* p) {
   __builtin_prefetch(p, 0, 3);
 }
@@ -111,8 +113,6 @@ FRESHET_INLINE void load_e4m3(const void* p, F32& even, F32& odd) {
   even = each<F32>([&](int i) { return number(b[2 * i]); });
   odd = each<F32>([&](int i) { return number(b[2 * i + 1]); });
 }
-
-// Adds one half to the other until one value is left.
 
 FRESHET_INLINE I32 zero_i() {
   return {};
@@ -181,7 +181,7 @@ FRESHET_INLINE int32_t reduce_max(I32 a) {
   for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m;
   return m;
 }
-// Sums of every 16 of 256 signed bytes.
+// Sums of each 16 of 256 signed bytes.
 FRESHET_INLINE void sums_of_16(const uint8_t* bytes, int32_t (&sum)[16]) {
   for (int g = 0; g < 16; ++g) {
     sum[g] = 0;

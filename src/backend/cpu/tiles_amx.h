@@ -39,10 +39,9 @@ class Tiles {
   int bytes_ = 0;
 };
 
-// Instructions that do nothing, placed behind a load or a multiplication where there is little
-// other work. While the core's other hyper-thread is busy, tile instructions in close succession
-// take half as long again, or twice as long. On a core of one's own the extra instructions cost
-// nothing.
+// Instructions that do nothing, placed after a load or a multiplication if there is little other
+// work. While the core's other hyper-thread is busy, tile instructions in close succession take 1.5
+// to 2 times as long. On an otherwise idle core the extra instructions cost nothing.
 FRESHET_INLINE void tile_load_gap() {
   asm volatile("nop\n nop\n nop\n nop");
 }
@@ -50,7 +49,7 @@ FRESHET_INLINE void tile_product_gap() {
   asm volatile("nop\n nop\n nop\n nop\n nop\n nop\n nop\n nop");
 }
 
-// The intrinsics take tile numbers as text, not as constants.
+// The intrinsics take tile numbers as literals, not as constants.
 #define FRESHET_EACH_TILE(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 template <int kTile>
 FRESHET_INLINE void tile_zero() {

@@ -43,7 +43,7 @@ inline constexpr int kMostSelectiveStates = 64;  // states of a channel in selec
 enum class Code : int32_t {
   kF32, kF16, kBF16, kFP8, kQ8_0, kQ4_0, kQ4_K, kQ6_K, kMXFP4,
   kQ4_1, kQ5_0, kQ5_1, kIQ4_NL, kIQ4_XS, kQ2_K, kQ3_K, kQ5_K, kInt8, kInt4G128, kInt4G32, kCount,
-  // Packings for GEMMs only, or for look-ups only:
+  // Packings for GEMMs only, or for lookups only:
   kExactF32,  // F32 weights that are exact in BF16, packed in addition to kF32
   kFP8Panels,  // FP8 in the panel layout of Hopper's GEMMs; replaces kFP8 there
   kHeads = 64  // plus a code: see heads_of()
@@ -51,8 +51,8 @@ enum class Code : int32_t {
 // clang-format on
 
 // Formats whose scales are converted when they are packed also keep the stored scales of embedding
-// tables, because look-ups must be exact. Returns the code of that extra section, or `code` if
-// there is none.
+// tables, because lookups must be exact. Returns the code of that extra section, or `code` if there
+// is none.
 constexpr Code heads_of(Code code) {
   switch (code) {
     case Code::kQ8_0:
@@ -109,7 +109,7 @@ struct ProductArgs {
   int32_t add;
 };
 
-// The GEMMs that follow a list; at most two are named.
+// The GEMMs that follow a list; at most two are given.
 struct NextProducts {
   WeightView of[2];
   int32_t count;
@@ -128,15 +128,14 @@ struct GluArgs {
 
 // Blocks of 16 slots: keys [kv_heads][8 slots][16-byte group of features][slot][feature], then
 // values in the same layout. In one-byte types a head's values follow its keys, so that one copy
-// fetches both. INT8 codes are stored plus 128; behind a head's codes come its F16 scales, one per
-// 32 features: of keys (and of values that are keys) [slot][32 features], of values [32
-// features][slot]. INT4 codes are stored plus 8; heads are padded to whole groups of 32
-// features, which are the 16-byte groups, in the order that
-// attention.cuh gives quads. Their scales lie as those of INT8. kK8V4: keys in INT8, values in
-// INT4.
+// fetches both. INT8 codes are stored plus 128; a head's codes are followed by its F16 scales, one
+// per 32 features: of keys (and of values that are keys) [slot][32 features], of values [32
+// features][slot]. INT4 codes are stored plus 8; heads are padded to whole groups of 32 features,
+// which are the 16-byte groups, in the order of quads (attention.cuh). Their scales have the layout
+// of INT8. kK8V4: keys in INT8, values in INT4.
 enum class CacheType : int32_t { kF16, kE4M3, kBF16, kInt8, kInt4, kK8V4 };
 struct CacheArgs {
-  uint8_t* data;  // every number is finite, even where nothing was stored yet
+  uint8_t* data;  // all values are finite, even where nothing was stored yet
   int64_t block_bytes;
   int32_t kv_heads, key_dim, value_dim, shared;  // shared: values are the first features of keys
   CacheType type;
@@ -163,7 +162,7 @@ struct HeadsArgs {
   } of[3];
   int32_t count;
   int64_t tokens;
-  const float* cos_sin;  // [tokens, rotary_dim], for all parts
+  const float* cos_sin;  // [tokens, rotary_dim], shared by all parts
   CacheArgs cache;
   BatchArgs batch;
 };
@@ -181,29 +180,30 @@ struct AttentionArgs {
   int32_t max_context;  // an upper bound on the batch's context lengths
   int32_t max_queries;  // an upper bound on the queries of a sequence
   int32_t single;       // the first `single` sequences have one query each
-  float* partial;       // scratch for their KV splits; nullptr: one block walks each context
+  float* partial;       // scratch for their KV splits; nullptr: one block processes each context
   Activations act;
   int32_t only_act;  // only `act` is read: `out` may stay unwritten
   // nullptr, or (host) what heads() would do first, with the parts q, keys and values. The rows of
   // these parts may stay unwritten.
   const HeadsArgs* before;
   // nullptr, or [tokens][2]: the keys [first, end) of its sequence that each query attends to, in
-  // place of itself and those before it. Neither end falls from one query of a sequence to the
-  // next.
+  // place of itself and the keys before it. Within a sequence, neither bound decreases from one
+  // query to the next.
   const int32_t* ranges;
-  // nullptr, or [heads][2 bias_reach + 1]: what the score of a key gets by its distance from the
-  // query, which is clamped (ops::AttentionParams). Queries are the last tokens of their context.
+  // nullptr, or [heads][2 bias_reach + 1]: the bias that a score gets by the distance between key
+  // and query, which is clamped (ops::AttentionParams). Queries are the last tokens of their
+  // context.
   const float* distance_bias;
   int32_t bias_reach;
 };
 
-// Where an operation finds the states of the batch's sequences, see ops/state.h. All arrays but the
-// states are as long as the batch says.
+// Where an operation finds the states of the batch's sequences (ops/state.h). All arrays but the
+// states have the length of the batch.
 struct StateArgs {
-  uint8_t* data;  // the first slot's part
+  uint8_t* data;  // the part of the first slot
   int64_t slot_bytes;
   const int32_t *query_start, *context_len;
-  const int32_t* slots;  // sequence s has slot slots[s * slot_stride]
+  const int32_t* slots;  // sequence s uses slot slots[s * slot_stride]
   int64_t slot_stride;
   const int32_t* saves;  // nullptr, or [tokens]
   int32_t sequences, tokens;
@@ -414,7 +414,7 @@ struct GemmApi {
 };
 
 struct AttentionApi {
-  // gain, interval: of ops::PositionScale.
+  // gain, interval: see ops::PositionScale.
   int (*rope_table)(Context*, float* cos_sin, const int32_t* positions, const float* inv_freq,
                     int64_t tokens, int64_t half, float scale, float gain, float interval);
   int (*heads)(Context*, const HeadsArgs* args);
@@ -436,19 +436,19 @@ struct MoeApi {
   int (*route)(Context*, const Rows* logits, const RoutingArgs* routing, int32_t* ids,
                float* weights);
   int (*group)(Context*, const GroupArgs* args);
-  // An F32 GEMM of at most kMaxRouterTokens tokens whose rows are multiples of four numbers,
-  // aligned to 16 bytes; then route and group.
+  // An F32 GEMM of at most kMaxRouterTokens tokens whose rows are multiples of four floats, aligned
+  // to 16 bytes; then route and group.
   int (*router)(Context*, const ProductArgs* product, int64_t tokens, const RoutingArgs* routing,
                 int32_t* ids, float* weights, const GroupArgs* groups);
   // Whether route_one() supports these.
   int (*route_one_fits)(Context*, const RouteOneArgs* args);
   int (*route_one)(Context*, const RouteOneArgs* args);
   int (*expert_products)(Context*, const ExpertArgs* args);
-  // The smallest slot that experts() supports; 0: use expert_products(). Only formats, sizes, the
-  // GLU and the numbers of tokens and experts are looked at.
+  // The smallest slot that experts() supports; 0: use expert_products(). Reads only formats, sizes,
+  // the GLU and the numbers of tokens and experts.
   int (*experts_fused)(Context*, const ExpertsArgs* args);
   int (*experts)(Context*, const ExpertsArgs* args);
-  // Whether few_experts() supports these; only codes, sizes, tokens and routing are looked at.
+  // Whether few_experts() supports these; reads only codes, sizes, tokens and routing.
   int (*few_experts_fit)(Context*, const FewExpertsArgs* args);
   int (*few_experts)(Context*, const FewExpertsArgs* args);
   // out[t] = [out[t] +] sum over k of weight * y[place[t, k]], in order of place.

@@ -28,9 +28,9 @@ Result<std::unique_ptr<ops::Device>> open(int index = 0,
 Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_cpu = false,
                                           std::span<const std::string> force_kernels = {});
 
-// For people: what was found. Neither changes what open() does.
+// For diagnostics: what was found. Neither function changes what open() does.
 struct PluginInfo {
-  std::string path;  // as it was loaded; a bare name: from the system's folders
+  std::string path;  // as loaded; a bare name was found on the system's search path
   int version = 0;   // of the interface between the program and the plug-in
 };
 Result<PluginInfo> find_plugin();

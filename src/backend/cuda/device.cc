@@ -21,7 +21,7 @@ size_t aligned(size_t bytes) {
   return (bytes + 255) / 256 * 256;
 }
 
-// Only for the names: the device runs its own GEMMs.
+// Used for their names only: the device runs its own GEMMs.
 constexpr ops::MatmulKernel row_of(const char* name, quant::Format format) {
   return {name,    format, ops::CpuIsa::kScalar, ops::ActKind::kF32, nullptr, nullptr,
           nullptr, nullptr};
@@ -221,7 +221,7 @@ const int32_t* CudaDevice::ints(std::span<const int32_t> host) {
 }
 
 void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
-  // The previous step may still read the other half; the step before that has ended, or is awaited.
+  // The previous step may still read the other half; the step before it has ended, or is awaited.
   const auto stage_note = [](int turn) { return 2 + turn; };
   stage_turn_ ^= 1;
   bool& used = stage_used_[static_cast<size_t>(stage_turn_)];
@@ -298,7 +298,7 @@ CudaDevice::Output CudaDevice::output_for(const Matrix& out, Readers readers, bo
   Output result{rows_of(out), {}};
   const auto encodes = [](const ops::Weight* w) { return code_of(w->format) != Code::kF32; };
   const auto first = std::ranges::find_if(readers, encodes);
-  if (first == readers.end()) return result;  // F32 GEMMs read the numbers themselves
+  if (first == readers.end()) return result;  // F32 GEMMs read the F32 values themselves
   const Order order = api_.gemm.order_for(ctx_, code_of((*first)->format), out.rows);
   const bool alone = !keep && std::ranges::all_of(readers, [&](const ops::Weight* w) {
     return encodes(w) && api_.gemm.order_for(ctx_, code_of(w->format), out.rows) == order;

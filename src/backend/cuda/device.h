@@ -126,22 +126,22 @@ class CudaDevice final : public ops::Device {
     void operator()(Context* context) const { api->close(context); }
   };
   // How rows are packed: for GEMMs and, if `beside` is another code, followed by a section for
-  // look-ups or exact GEMMs.
+  // lookups or exact GEMMs.
   struct Packing {
     Code code, beside;
     int64_t bytes = 0, bytes_beside = 0;
   };
   using Forms = ops::EncodedForms;
   using Readers = std::span<const ops::Weight* const>;
-  // So few tokens that every expert in use gets all of them.
+  // Up to this many tokens, every expert in use gets all of them.
   static constexpr int64_t kWholeTokens = 32;
   struct Registered {
     const int32_t* host;
     size_t size;
     const int32_t* device;
   };
-  // The part of a router that runs together with its experts: its GEMM and routes, and before these
-  // the norm. One kernel runs them together if one supports it.
+  // The part of a router that runs together with its experts: an optional norm, the router's GEMM
+  // and the routes. One kernel runs them together if one supports it.
   struct Pending {
     const ops::MoeBlock& block;
     bool norm = false, router = false;
@@ -150,7 +150,7 @@ class CudaDevice final : public ops::Device {
   };
   struct Played {
     int seen = 0;
-    bool loose = false;  // it was given arrays that the step did not name
+    bool loose = false;  // it uses arrays that the step didn't register
     void* graph = nullptr;
   };
 
@@ -166,10 +166,10 @@ class CudaDevice final : public ops::Device {
   }
   // How an operation writes its result.
   struct Output {
-    Rows rows;        // no data if nobody reads the F32 numbers
+    Rows rows;        // no data if nobody reads the F32 values
     Activations act;  // no data if no GEMM reads them
   };
-  // For GEMMs with these weights. keep: others read the F32 numbers, too. whole_rows: the
+  // The output for GEMMs with these weights. keep: others read the F32 values, too. whole_rows: the
   // operation's kernels see whole rows at once.
   Output output_for(const Matrix& out, Readers readers, bool keep, bool whole_rows, Forms& forms);
   void normalise(const ops::Input& in, Readers readers, Forms& forms);
@@ -194,7 +194,8 @@ class CudaDevice final : public ops::Device {
   void run_attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
                      const ops::AttentionBatch& batch, const ops::AttentionParams& params,
                      const HeadsArgs* before, const ops::Weight* reader, bool keep, Forms& forms);
-  // q as a cache that stores keys rotated needs it; itself for other caches. in_place: q is room.
+  // q rotated as a cache with rotated keys needs it; q itself for other caches. in_place: q may be
+  // overwritten.
   Matrix queries_for(const ops::KvView& cache, const Matrix& q, bool in_place);
   int pack_rows(ThreadPool& pool, std::span<const uint8_t* const> rows, size_t row_bytes, int slot,
                 FunctionRef<int(const uint8_t* raw)> pack);

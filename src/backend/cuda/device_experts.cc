@@ -212,7 +212,7 @@ float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, co
   const Matrix gate_up{scratch_array<float>(places * 2 * ff), places, 2 * ff, 2 * ff};
   const Matrix hidden{scratch_array<float>(places * ff), places, ff, ff};
   const Matrix y{scratch_array<float>(places * x.cols), places, x.cols, x.cols};
-  // What hooks see of an expert: its input and its output, in the order of places.
+  // An expert's input and output, in the order of places, as hooks see them.
   const auto own = hooks != nullptr ? places_of(g) : std::vector<ExpertPlaces>();
   FRESHET_CHECK(hooks == nullptr || !e.weight_before, "hooks around experts of weighted inputs");
   const auto around = [&](std::span<const ops::Weight> w, const Matrix& from, const Matrix& out,
@@ -227,7 +227,7 @@ float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, co
       if (after) hooks->after(product, its);
     }
   };
-  for (const ExpertPlaces& p : own) {  // inputs, in the memory of later results
+  for (const ExpertPlaces& p : own) {  // inputs, in memory that later results overwrite
     gather_rows(y.slice_rows(p.first, std::ssize(p.tokens)), x, p.tokens);
   }
   around(e.gate_up, y, gate_up, e.gate_up_bias, false);

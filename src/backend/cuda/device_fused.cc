@@ -70,7 +70,7 @@ HeadsArgs CudaDevice::heads_args(const ops::Heads& h) {
 
 namespace {
 
-// No kernel has norms behind the rotation: single operations run.
+// No kernel normalises after the rotation: single operations run instead.
 bool norms_follow(const ops::Heads& h) {
   return h.q.norm_after || h.k.norm_after;
 }
@@ -96,7 +96,7 @@ Matrix CudaDevice::queries_for(const ops::KvView& cache, const Matrix& q, bool i
 }
 
 // before: nullptr, or the heads that the same kernel processes. reader: nullptr, or the weight of
-// the GEMM that reads the result; keep: others read it, too.
+// the GEMM that reads the result; keep: other operations read it, too.
 void CudaDevice::run_attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
                                const ops::AttentionBatch& batch, const ops::AttentionParams& params,
                                const HeadsArgs* before, const ops::Weight* reader, bool keep,
@@ -148,7 +148,7 @@ bool CudaDevice::attend(const ops::Attend& a) {
   const ops::Heads& h = a.heads;
   if (norms_follow(h)) return false;
   const HeadsArgs args = heads_args(h);
-  // Queries, keys and values, unless queries are rotated once more behind this.
+  // Queries, keys and values together, unless queries are rotated again afterwards.
   const bool together = args.count == 3 && !ops::info(h.cache.shape.type).key.rotated;
   if (args.count > 0 && !together) check(api_.attention.heads(ctx_, &args), "heads");
   Forms forms;

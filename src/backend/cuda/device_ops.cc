@@ -64,7 +64,7 @@ void CudaDevice::run_products_of_heads(const Matrix& x, std::span<const ops::Wei
   const bool whole = slices_heads(weights.front(), x.rows);
   const uint8_t* all = whole ? form_of(x, order, forms) : nullptr;
   const int64_t tiles = (x.rows + kTokenTile - 1) / kTokenTile;
-  // Bytes of a unit of columns, for one tile of rows or for all rows.
+  // Bytes from a column unit to the next, for one row tile or for all rows.
   const int64_t step = order == Order::kLanes   ? 1024
                        : order == Order::kCores ? 1024 * tiles
                                                 : kE4M3TileBytes * tiles;
@@ -127,7 +127,8 @@ void CudaDevice::rope_table(float* cos_sin, std::span<const int32_t> positions,
 void CudaDevice::norm_heads(const Matrix& x, int heads, int head_dim, const ops::Norm& norm,
                             bool weight_per_head) {
   if (x.rows == 0) return;
-  constexpr int kLongestHead = 1024;  // of the kernel for heads, which keeps one in a warp's room
+  // Limit of the kernel for heads, which keeps one head in a warp's shared memory.
+  constexpr int kLongestHead = 1024;
   if (head_dim > kLongestHead) {
     for (int h = 0; h < heads; ++h) {
       const Matrix head = x.slice_cols(int64_t{h} * head_dim, head_dim);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kFile = "libfreshet_cuda.so";
 
-// Beside the program, in its bin and lib, and then on the system's search path.
+// Beside the program (its bin and lib folders), then on the system's search path.
 std::vector<std::string> places() {
   std::vector<std::string> all;
   std::error_code error;
@@ -58,7 +58,7 @@ Result<Plugin> load() {
   return not_found("no CUDA plug-in ({}): build it with `make cuda`, or use --device cpu", why);
 }
 
-// The index that "cuda" (0) or "cuda:N" names; -1: neither.
+// The index in "cuda" (0) or "cuda:N"; -1: neither.
 int index_of(std::string_view choice) {
   constexpr std::string_view kPrefix = "cuda:";
   if (choice == "cuda") return 0;

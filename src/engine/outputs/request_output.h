@@ -1,21 +1,29 @@
-// What a request makes of the steps that it takes part in: the interface of all kinds of request.
+// A request's part in the steps: the interface of all kinds of request.
 //
-// A request has one or more outputs: sampled texts, beams or an embedding, and with them perhaps
+// A request has one or more outputs: sampled texts, beams or an embedding, and perhaps
 // log-probabilities of its prompt (kinds.h). The step loop calls each output in this order and
 // never asks which kind it is:
 //
-//   announce()      once, before the scheduler gets the request
-//   start()         once, when the request's first step is scheduled
-//   asks_drafts(), check_draft()  draft: for which draws tokens are proposed, and which can be
-//   right list_masks(), fill_mask()     run: grammar masks, before the model starts descriptor(),
-//   wants_states()  run: what the model is told about a row, and asked for list_rows()     run: the
-//   rows of results that the output will read may_run_ahead(), expect()     run: whether the next
-//   step may start before tokens are known verify()        rows become accepted tokens commit()
-//   tokens go to the scheduler and to the client cancel()        instead of the rest, if the
-//   request ends early
+// clang-format off
+//   announce()       once, before the scheduler gets the request
+//   start()          once, when the request's first step is scheduled
+//   asks_drafts()    draft: for which draws tokens are proposed
+//   check_draft()    draft: drops proposed tokens that cannot be accepted
+//   list_masks()     run: the grammar masks of the step
+//   fill_mask()      run: computes a mask, before the model starts
+//   descriptor()     run: the sampling descriptor of a row
+//   wants_states()   run: whether the output reads states after the final norm
+//   list_rows()      run: the rows of results that the output will read
+//   may_run_ahead()  run: whether the next step may start before tokens are known
+//   expect()         run: called for every row task if all of the step may run ahead
+//   verify()         rows become accepted tokens
+//   commit()         tokens go to the scheduler and to the client
+//   cancel()         instead of the rest, if the request ends early
+// clang-format on
 //
-// fill_mask() and verify() are called from the thread pool: for different samples and row tasks at
-// once, while nothing else touches the output or the scheduler. All else runs on the step thread.
+// fill_mask() and verify() are called from the thread pool, concurrently for different samples and
+// row tasks, while nothing else touches the output or the scheduler. All other methods run on the
+// step thread.
 #pragma once
 
 #include <cstdint>

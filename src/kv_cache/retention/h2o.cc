@@ -1,5 +1,5 @@
-// H2O (arXiv:2306.14048): the keys with the largest sums of weights so far, and the newest. Sums
-// begin with the prompt's last queries.
+// H2O (arXiv:2306.14048): keeps the keys with the largest sums of attention weights so far, and the
+// newest. Sums begin with the prompt's last queries.
 #include <algorithm>
 
 #include "kv_cache/retention/retention.h"

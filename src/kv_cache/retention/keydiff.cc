@@ -1,5 +1,5 @@
-// KeyDiff (arXiv:2504.15364): the keys that differ most in direction from the mean of all unit
-// keys.
+// KeyDiff (arXiv:2504.15364): keeps the keys whose direction differs most from the mean of all
+// normalised keys.
 #include <cmath>
 
 #include "kv_cache/retention/retention.h"

@@ -1,4 +1,5 @@
-// Pooling of scores along a sequence, and what SnapKV and PyramidKV share. Pure.
+// Pooling of scores along a sequence, and the policy that SnapKV and PyramidKV share (KV
+// compression, retention.h). Pure.
 #pragma once
 
 #include <algorithm>

@@ -1,11 +1,13 @@
-// Which keys and values of a live sequence are kept when the others are evicted.
+// KV compression of a live sequence: which of its keys and values are kept when the others are
+// evicted (SnapKV, H2O, StreamingLLM ...). This isn't the LRU eviction of idle blocks, which
+// block_cache.h and eviction_policy.h do.
 //
 // An eviction happens at a position that depends on the sequence alone (RetentionRules), never on
-// who else runs, so results stay independent of batches, chunks and preemptions. At an eviction a
-// policy names, for each layer and KV head, the slots to keep; every head of a layer keeps as many.
-// Scores are sums of softmax weights in whole units (ops::kScoreUnits), which no order of adding
-// changes. Ties go to the lower slot. Policies are immutable and thread-safe; retention/<name>.cc
-// has one each, and the table is in retention/table.cc.
+// the other sequences, so results stay independent of batches, chunks and preemptions. At an
+// eviction a policy selects the slots to keep, for each layer and KV head; all heads of a layer
+// keep the same number. Scores are sums of softmax weights in whole units (ops::kScoreUnits), so
+// the order of additions doesn't matter. Ties go to the lower slot. Policies are immutable and
+// thread-safe; there is one per retention/<name>.cc, and retention/table.cc has the table.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// R-KV (arXiv:2505.24133): keys that the last queries weigh much and that are not redundant. A key
-// is redundant if it is similar to others: the softmax, over keys, of the mean cosine to all keys,
-// where each key's newest similar one is spared.
+// R-KV (arXiv:2505.24133): keeps keys that have large weights in the last queries and are not
+// redundant. The redundancy of a key is the softmax, over keys, of its mean cosine similarity to
+// all keys, except that the newest similar key is spared.
 #include <algorithm>
 #include <cmath>
 

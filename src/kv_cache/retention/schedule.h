@@ -1,4 +1,5 @@
-// When a sequence evicts keys: positions that follow from the prompt's length alone. Pure.
+// When a live sequence evicts keys and values (KV compression, retention.h): positions that follow
+// from the prompt's length alone. Pure.
 #pragma once
 
 #include <cstdint>

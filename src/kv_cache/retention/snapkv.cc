@@ -1,5 +1,5 @@
-// SnapKV (arXiv:2404.14469): at the end of the prompt, the keys that its last queries weigh most,
-// pooled along the sequence, and these last tokens.
+// SnapKV (arXiv:2404.14469): at the end of the prompt, keeps the keys with the largest weights in
+// its last queries, pooled along the sequence, and these last tokens.
 #include "kv_cache/retention/pooled.h"
 
 namespace freshet::kv_cache {

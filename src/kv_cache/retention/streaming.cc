@@ -1,4 +1,4 @@
-// StreamingLLM (arXiv:2309.17453) with true positions: the first tokens and the newest ones.
+// StreamingLLM (arXiv:2309.17453) with true positions: keeps the first tokens and the newest ones.
 #include "kv_cache/retention/retention.h"
 
 namespace freshet::kv_cache {

@@ -1,5 +1,5 @@
-// TOVA (arXiv:2401.06104): the keys that the last query weighs most, on average over all heads of a
-// layer, which keep the same tokens.
+// TOVA (arXiv:2401.06104): keeps the keys with the largest weights in the last query, averaged over
+// all heads of a layer, so that all heads keep the same tokens.
 #include "kv_cache/retention/retention.h"
 
 namespace freshet::kv_cache {

@@ -9,6 +9,7 @@ namespace freshet::quantizer {
 
 struct InputCollector::Shared {
   InputStats stats;
+  int32_t first_reader = -1;
   std::vector<double> sum_abs, sum_square;  // [cols]
 };
 
@@ -44,13 +45,15 @@ void InputCollector::before(const ops::Weight& weight, const Matrix& x) {
     s->stats.max_abs.resize(cols);
     s->sum_abs.resize(cols);
     s->sum_square.resize(cols);
-    if (wants_.gram) s->stats.gram.resize(cols * cols);
+    s->first_reader = weight.id;
+    const bool wanted = wants_.gram_of.empty() || std::ranges::count(wants_.gram_of, weight.id) > 0;
+    if (wants_.gram && wanted) s->stats.gram.resize(cols * cols);
     by_id_[weight.id] = s;
   }
   in_step_[hash] = s;
   add_samples(*s, x);
   add_sums(*s, x);
-  if (wants_.gram) add_gram(*s, x);
+  if (!s->stats.gram.empty()) add_gram(*s, x);
 }
 
 void InputCollector::storing(const Matrix& k, const Matrix& v) {
@@ -149,6 +152,13 @@ Status InputCollector::finish() {
 InputStats* InputCollector::of(int32_t id) {
   const auto found = by_id_.find(id);
   return found == by_id_.end() ? nullptr : &found->second->stats;
+}
+
+int32_t InputCollector::first_reader(const InputStats* stats) const {
+  for (const auto& s : all_) {
+    if (&s->stats == stats) return s->first_reader;
+  }
+  return -1;
 }
 
 }  // namespace freshet::quantizer

@@ -23,6 +23,8 @@ class InputCollector final : public ops::ProjectionHooks {
     bool gram = false;
     // The first input of every `sample_every` is kept as it is; 0: none.
     int64_t sample_every = 0;
+    // With `gram`: only for the inputs whose first_reader() is one of these; empty: for all.
+    std::vector<int32_t> gram_of;
   };
   // `ops` are those of the model, reserved for steps of at most `step_tokens` tokens and inputs of
   // at least `step_cols` columns.
@@ -36,6 +38,8 @@ class InputCollector final : public ops::ProjectionHooks {
   Status finish();    // and this after the last
   // Of the projection with this Weight::id, after finish(); nullptr: no token came by.
   InputStats* of(int32_t id);
+  // The Weight::id of the projection that made these statistics, the same in each run of the part.
+  int32_t first_reader(const InputStats* stats) const;
   // The largest magnitudes of keys and values that went to the cache; 0: none did.
   float key_max() const { return key_max_; }
   float value_max() const { return value_max_; }

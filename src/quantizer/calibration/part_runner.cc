@@ -145,6 +145,14 @@ Result<PartRunner::Collected> PartRunner::collect(const models::Part& part,
   return out;
 }
 
+Status PartRunner::copy_streams(const PartRunner& from) {
+  for (int64_t w = 0; w < streams_.windows(); ++w) {
+    FRESHET_RETURN_IF_ERROR(from.read(w, in_.data()));
+    FRESHET_RETURN_IF_ERROR(streams_.write(w, in_.data()));
+  }
+  return {};
+}
+
 Status PartRunner::advance(const models::Part& part) {
   FRESHET_ASSIGN_OR_RETURN(const auto model, load(part));
   FRESHET_RETURN_IF_ERROR(model->reserve(step_tokens_, 1, longest_));

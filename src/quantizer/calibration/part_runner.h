@@ -37,6 +37,8 @@ class PartRunner {
   int64_t tokens() const { return tokens_; }  // of all windows
   // After the last advance(): the stream of a window, [its tokens, hidden].
   Status read(int64_t window, float* rows) const { return streams_.read(window, rows); }
+  // Takes the streams of another runner with the same windows.
+  Status copy_streams(const PartRunner& from);
   bool on_disk() const { return streams_.on_disk(); }
 
   // A projection's statistics by the name of its tensor. `occurrence` counts the projections with

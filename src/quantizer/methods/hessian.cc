@@ -13,6 +13,8 @@ namespace freshet::quantizer {
 namespace {
 
 constexpr int64_t kFactorTile = 64;
+// Rows of a panel that products go through at a time, for all rows of a tile: they stay in cache.
+constexpr int64_t kFactorDepth = 128;
 constexpr int64_t kMostDouble = 8192;  // columns; wider factors are F32, for their size
 
 // The factor of a tile on the diagonal, in place.
@@ -45,23 +47,35 @@ bool factorise(T* m, int64_t n, ThreadPool& pool) {
   const auto row_end = [=](int64_t place) { return m + (n - 1 - place) * n + n - 1; };
   for (int64_t p0 = 0; p0 < n; p0 += kFactorTile) {
     const int64_t width = std::min(kFactorTile, n - p0);
-    for (int64_t j = 0; j < width; ++j) {
-      const T* const row = row_end(p0 + j);
-      for (int64_t k = 0; k < p0; ++k) across[static_cast<size_t>(k * kFactorTile + j)] = -row[-k];
-    }
+    pool.parallel_for((p0 + kFactorDepth - 1) / kFactorDepth, [&](int64_t t, int) {
+      for (int64_t j = 0; j < width; ++j) {
+        const T* const row = row_end(p0 + j);
+        for (int64_t k = t * kFactorDepth; k < std::min(p0, (t + 1) * kFactorDepth); ++k)
+          across[static_cast<size_t>(k * kFactorTile + j)] = -row[-k];
+      }
+    });
     const int64_t tiles = (n - p0 + kFactorTile - 1) / kFactorTile;
     pool.parallel_for(tiles, [&](int64_t t, int) {
-      const int64_t end = std::min(n, p0 + (t + 1) * kFactorTile);
-      for (int64_t p = p0 + t * kFactorTile; p < end; ++p) {
-        T* const row = row_end(p);
-        const int64_t count = std::min(width, p - p0 + 1);
-        T out[kFactorTile] = {};
-        for (int64_t j = 0; j < count; ++j) out[j] = row[-p0 - j];
-        add_products_back(out, width, row, across.data(), kFactorTile, p0);
+      const int64_t from = p0 + t * kFactorTile;
+      const int64_t end = std::min(n, from + kFactorTile);
+      T out[kFactorTile][kFactorTile] = {};
+      const auto count = [=](int64_t p) { return std::min(width, p - p0 + 1); };
+      for (int64_t p = from; p < end; ++p) {
+        for (int64_t j = 0; j < count(p); ++j) out[p - from][j] = row_end(p)[-p0 - j];
+      }
+      for (int64_t k = 0; k < p0; k += kFactorDepth) {
+        const int64_t depth = std::min(kFactorDepth, p0 - k);
+        for (int64_t p = from; p < end; ++p) {
+          add_products_back(out[p - from], width, row_end(p) - k, across.data() + k * kFactorTile,
+                            kFactorTile, depth);
+        }
+      }
+      for (int64_t p = from; p < end; ++p) {
+        const T* const found = out[p - from];
         if (t == 0) {
-          std::copy_n(out, count, tile.data() + (p - p0) * kFactorTile);
+          std::copy_n(found, count(p), tile.data() + (p - p0) * kFactorTile);
         } else {
-          for (int64_t j = 0; j < count; ++j) row[-p0 - j] = out[j];
+          for (int64_t j = 0; j < count(p); ++j) row_end(p)[-p0 - j] = found[j];
         }
       }
     });
@@ -107,15 +121,30 @@ void invert(T* m, int64_t n, ThreadPool& pool) {
       const int64_t width = std::min(kFactorTile, n - p0);
       std::vector<T>& panel = panels[static_cast<size_t>(t)];
       panel.assign(static_cast<size_t>((n - p0) * kFactorTile), T{0});
-      std::vector<T> left(static_cast<size_t>(n - p0));
-      for (int64_t p = p0; p < n; ++p) {
-        const T* const from = row_end(p);
-        T* const row = panel.data() + (p - p0) * kFactorTile;
-        for (int64_t k = p0; k < p; ++k) left[static_cast<size_t>(k - p0)] = -from[-k];
-        if (p < p0 + width) row[p - p0] = T{1};
-        add_products(row, width, left.data(), panel.data(), kFactorTile, p - p0);
-        const T scale = T{1} / from[-p];
-        for (int64_t j = 0; j < width; ++j) row[j] *= scale;
+      std::vector<T> left(static_cast<size_t>(kFactorDepth));
+      for (int64_t from = p0; from < n; from += kFactorTile) {
+        const int64_t end = std::min(n, from + kFactorTile);
+        // Takes the products with rows [k, k + depth) of the panel from row p.
+        const auto take = [&](int64_t p, int64_t k, int64_t depth, T* negative) {
+          const T* const factor = row_end(p);
+          for (int64_t i = 0; i < depth; ++i) negative[i] = -factor[-k - i];
+          add_products(panel.data() + (p - p0) * kFactorTile, width, negative,
+                       panel.data() + (k - p0) * kFactorTile, kFactorTile, depth);
+        };
+        if (from == p0) {
+          for (int64_t p = p0; p < end; ++p)
+            panel[static_cast<size_t>((p - p0) * (kFactorTile + 1))] = T{1};
+        }
+        for (int64_t k = p0; k < from; k += kFactorDepth) {
+          for (int64_t p = from; p < end; ++p)
+            take(p, k, std::min(kFactorDepth, from - k), left.data());
+        }
+        for (int64_t p = from; p < end; ++p) {
+          take(p, from, p - from, left.data());
+          T* const row = panel.data() + (p - p0) * kFactorTile;
+          const T scale = T{1} / row_end(p)[-p];
+          for (int64_t j = 0; j < width; ++j) row[j] *= scale;
+        }
       }
     });
     pool.parallel_for(count, [&](int64_t t, int) {

@@ -238,6 +238,20 @@ TEST_P(EachTarget, DoesNotDependOnThreads) {
   EXPECT_EQ(values(quantised(p, GetParam().target, options, 3), GetParam().target), one);
 }
 
+// With one thread a panel has 128 of these rows, with five 32.
+TEST(QuantiseLinear, DoesNotDependOnPanels) {
+  const Problem p = random_problem(520, 256, 64, 5);
+  MethodOptions options;
+  options.rounding = Rounding::kFeedback;
+  for (const Target& target : {Target(quant::Format::kQ4_K), Target(quant::Format::kQ6_K)}) {
+    const Quantised one = quantised(p, target, options, 1);
+    const Quantised five = quantised(p, target, options, 5);
+    EXPECT_EQ(values(one, target), values(five, target));
+    EXPECT_EQ(one.report.error, five.report.error);
+    EXPECT_EQ(one.report.energy, five.report.energy);
+  }
+}
+
 TEST_P(EachTarget, SurvivesAnyWeights) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();

@@ -102,12 +102,13 @@ Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, co
     if (wanted) report.damping = hessian->damping;
   }
   grid->prepare(w, weights);
-  const int64_t panels = (rows + PanelSolver::kRows - 1) / PanelSolver::kRows;
-  std::vector<QuadraticError> errors(static_cast<size_t>(panels));
-  pool.parallel_for(panels, [&](int64_t panel, int) {
-    PanelSolver solver(*grid, hessian, weights);
-    const int64_t first = panel * PanelSolver::kRows;
-    solver.load(w, first, static_cast<int>(std::min<int64_t>(PanelSolver::kRows, rows - first)));
+  const int panel_rows = PanelSolver::rows_for(rows, cols, pool.size());
+  std::vector<QuadraticError> errors(static_cast<size_t>(rows));
+  pool.parallel_for((rows + panel_rows - 1) / panel_rows, [&](int64_t panel, int) {
+    const int64_t first = panel * panel_rows;
+    const auto count = static_cast<int>(std::min<int64_t>(panel_rows, rows - first));
+    PanelSolver solver(*grid, hessian, weights, count);
+    solver.load(w, first, count);
     solver.fit();
     if (wanted && hessian != nullptr) {
       solver.feedback();
@@ -115,12 +116,18 @@ Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, co
     } else {
       solver.round();
     }
-    errors[static_cast<size_t>(panel)] = solver.measure(mean_square);
+    solver.measure(mean_square, errors.data() + first);
     solver.store(*grid);
   });
-  for (const QuadraticError& e : errors) {
-    report.error += e.error;
-    report.energy += e.energy;
+  // Rows are added 32 at a time, however many a panel has.
+  for (int64_t first = 0; first < rows; first += 32) {
+    QuadraticError sum;
+    for (int64_t r = first; r < std::min(rows, first + 32); ++r) {
+      sum.error += errors[static_cast<size_t>(r)].error;
+      sum.energy += errors[static_cast<size_t>(r)].energy;
+    }
+    report.error += sum.error;
+    report.energy += sum.energy;
   }
   report.relative_error = report.energy > 0.0 ? report.error / report.energy : 0.0;
   return Quantised{grid->take(), std::move(report)};

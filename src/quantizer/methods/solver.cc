@@ -49,7 +49,15 @@ void for_kind(const Alphabet& a, const F& f) {
 
 }  // namespace
 
-PanelSolver::PanelSolver(const Grid& grid, const Hessian* hessian, const float* weights)
+int PanelSolver::rows_for(int64_t rows, int64_t cols, int threads) {
+  constexpr int64_t kNumbers = 2 << 20;  // of a panel
+  int64_t most = std::clamp<int64_t>(kNumbers / cols, 32, 128);
+  most = std::min(most, rows / (int64_t{4} * threads));
+  return static_cast<int>(std::max<int64_t>(most / 32, 1) * 32);
+}
+
+PanelSolver::PanelSolver(const Grid& grid, const Hessian* hessian, const float* weights,
+                         int most_rows)
     : grid_(grid),
       alphabet_(grid.alphabet()),
       hessian_(hessian),
@@ -60,10 +68,10 @@ PanelSolver::PanelSolver(const Grid& grid, const Hessian* hessian, const float* 
       units_in_block_(block_ / unit_),
       blocks_in_row_((cols_ + block_ - 1) / block_),
       units_in_row_((cols_ + unit_ - 1) / unit_),
-      w_(static_cast<size_t>(kRows * cols_)),
+      w_(static_cast<size_t>(most_rows * cols_)),
       codes_(w_.size()),
-      blocks_(static_cast<size_t>(kRows * blocks_in_row_)),
-      units_(static_cast<size_t>(kRows * units_in_row_)) {}
+      blocks_(static_cast<size_t>(most_rows * blocks_in_row_)),
+      units_(static_cast<size_t>(most_rows * units_in_row_)) {}
 
 void PanelSolver::load(const float* w, int64_t first_row, int rows) {
   first_row_ = first_row;
@@ -161,7 +169,7 @@ void PanelSolver::start_descent() {
   // A span is whole blocks, unless a block is a whole row.
   span_ = block_ > 256 ? 128 : std::max<int64_t>(block_, 128 / block_ * block_);
   gradient_.assign(w_.size(), 0.0f);
-  moved_.assign(static_cast<size_t>(kRows * span_), 0.0f);
+  moved_.assign(w_.size() / static_cast<size_t>(cols_) * static_cast<size_t>(span_), 0.0f);
   moments_.resize(static_cast<size_t>(span_ * span_));
   std::vector<float> off(w_.size());
   const auto tile = std::make_unique<Tile>();
@@ -376,17 +384,17 @@ void PanelSolver::spread(int64_t first, int64_t end) {
   add(end, cols_);
 }
 
-QuadraticError PanelSolver::measure(const float* mean_square) const {
+void PanelSolver::measure(const float* mean_square, QuadraticError* rows) const {
   std::vector<float> off(static_cast<size_t>(rows_ * cols_));
   for (int r = 0; r < rows_; ++r) {
     for (int64_t j = 0; j < cols_; ++j)
       off[static_cast<size_t>(r * cols_ + j)] = w(r)[j] - value(r, j);
   }
-  QuadraticError out;
   if (hessian_ != nullptr) {
-    out.error = quadratic_forms(off.data());
-    out.energy = quadratic_forms(w(0));
-    return out;
+    const std::vector<double> errors = quadratic_forms(off.data());
+    const std::vector<double> energies = quadratic_forms(w(0));
+    for (size_t r = 0; r < errors.size(); ++r) rows[r] = {errors[r], energies[r]};
+    return;
   }
   const auto form = [&](const float* x) {
     double total = 0.0;
@@ -395,39 +403,35 @@ QuadraticError PanelSolver::measure(const float* mean_square) const {
     }
     return total;
   };
-  for (int r = 0; r < rows_; ++r) {
-    out.error += form(off.data() + r * cols_);
-    out.energy += form(w(r));
-  }
-  return out;
+  for (int r = 0; r < rows_; ++r) rows[r] = {form(off.data() + r * cols_), form(w(r))};
 }
 
-// The sum of x H x^T over the panel's rows of x: the diagonal once, the moments above it twice.
-double PanelSolver::quadratic_forms(const float* x) const {
+// x H x^T of the panel's rows of x: the diagonal once, the moments above it twice.
+std::vector<double> PanelSolver::quadratic_forms(const float* x) const {
   std::vector<double> totals(static_cast<size_t>(rows_));
+  std::vector<float> sums(static_cast<size_t>(rows_ * kTile));
   const auto tile = std::make_unique<Tile>();
   for (int64_t first = 0; first < cols_; first += kTile) {
     const int64_t width = std::min(kTile, cols_ - first);
-    float sums[kRows][kTile] = {};
+    std::ranges::fill(sums, 0.0f);
     for (int64_t k = 0; k < first; k += kFeedbackBlock) {
       const int64_t count = std::min(kFeedbackBlock, first - k);
       const float* const from = tile->take(*hessian_, k, count, first, width);
       for (int r = 0; r < rows_; ++r)
-        add_products(sums[r], width, x + r * cols_ + k, from, kTile, count);
+        add_products(sums.data() + r * kTile, width, x + r * cols_ + k, from, kTile, count);
     }
     const float* const from = tile->take(*hessian_, first, width, first, width);
     for (int r = 0; r < rows_; ++r) {
       const float* const v = x + r * cols_ + first;
+      const float* const sum = sums.data() + r * kTile;
       for (int64_t j = 0; j < width; ++j) {
-        double tail = 2.0 * sums[r][j] + double{v[j]} * from[j * (kTile + 1)];
+        double tail = 2.0 * sum[j] + double{v[j]} * from[j * (kTile + 1)];
         for (int64_t i = 0; i < j; ++i) tail += 2.0 * v[i] * from[i * kTile + j];
         totals[static_cast<size_t>(r)] += v[j] * tail;
       }
     }
   }
-  double sum = 0.0;
-  for (const double t : totals) sum += t;
-  return sum;
+  return totals;
 }
 
 void PanelSolver::store(Grid& to) const {

@@ -14,18 +14,20 @@
 
 namespace freshet::quantizer {
 
-struct QuadraticError {
-  double error = 0.0;   // sum of d H d^T
-  double energy = 0.0;  // sum of w H w^T
+struct QuadraticError {  // of a row
+  double error = 0.0;    // d H d^T
+  double energy = 0.0;   // w H w^T
 };
 
 class PanelSolver {
  public:
-  static constexpr int kRows = 32;
+  // How many rows a panel should have: as many as a few megabytes hold, and fewer where there would
+  // not be some panels for each thread.
+  static int rows_for(int64_t rows, int64_t cols, int threads);
 
-  // `weights`: the weight of each column's error in fits; nullptr: equal. `hessian` may be nullptr:
-  // then round() is the only step.
-  PanelSolver(const Grid& grid, const Hessian* hessian, const float* weights);
+  // Takes up to `most_rows` rows at a time. `weights`: the weight of each column's error in fits;
+  // nullptr: equal. `hessian` may be nullptr: then round() is the only step.
+  PanelSolver(const Grid& grid, const Hessian* hessian, const float* weights, int most_rows);
 
   void load(const float* w, int64_t first_row, int rows);
   void fit();
@@ -34,8 +36,8 @@ class PanelSolver {
   // One round of descent on the exact error: the parameters of each unit, then its codes, then the
   // factors of super-blocks. Returns the share of the error that it removed.
   double improve();
-  // By the Hessian, else by `mean_square`, which may be nullptr.
-  QuadraticError measure(const float* mean_square) const;
+  // The rows' errors, by the Hessian, else by `mean_square`, which may be nullptr.
+  void measure(const float* mean_square, QuadraticError* rows) const;
   void store(Grid& to) const;
 
  private:
@@ -48,7 +50,7 @@ class PanelSolver {
   void improve_span(int64_t first, int64_t end);
   template <Alphabet::Kind kKind>
   void improve_codes(int r, int64_t first, int64_t end, int64_t from, int64_t to);
-  double quadratic_forms(const float* x) const;
+  std::vector<double> quadratic_forms(const float* x) const;
   void start_descent();
   void refit_unit(int r, int64_t first, int64_t end, int64_t column);
   void refit_block(int r, int64_t first, int64_t end, int64_t column);

@@ -1,16 +1,16 @@
 // Shared by the attention kernels: the cache's layout, operands, and the order of sums.
 //
-// A row is one head of one query. Its result depends only on its own context. The context is cut
-// into KV splits ("pieces") at multiples of kPieceTokens keys, and splits into tiles of
+// A row is one query head of one query. Its result depends only on its own context. The context is
+// cut into KV splits ("pieces") at multiples of kPieceTokens keys, and splits into tiles of
 // kTileTokens. Each split has its own softmax: weights are powers of two of the scores minus a
 // reference. The reference is the largest unmasked score of the split's first tile that has one. If
 // the weights of a later tile sum to more than kMostWeight in one of the four lanes that share a
 // row, the largest score so far becomes the reference, and the sums so far are rescaled. Weighted
 // values are added in order of keys; splits are merged from left to right. Masked keys have weight
-// zero and change no bit, so a kernel may skip them, also half tiles and tiles of them. A block may
-// walk the whole context (prompts), or several blocks may take splits of it, which one of them
-// merges (single queries). Rows are on the 16-row side of mma, or the 64-row side of wgmma: the
-// heads that share a key head, of adjacent queries.
+// zero and change no bit, so a kernel may skip them, also by half tiles and tiles. A block may
+// process the whole context (prefill), or several blocks take splits of it, which one of them
+// merges (decode). Rows are on the 16-row side of mma, or the 64-row side of wgmma: the query heads
+// that share a KV head, of adjacent queries.
 #pragma once
 
 #include "backend/cuda/attention/attention_rows.h"
@@ -22,8 +22,8 @@ inline constexpr int kBlockTokens = 16;
 inline constexpr int kPieceTokens = 512;                   // keys of a KV split, with one softmax
 inline constexpr int kTileTokens = 128;                    // keys weighted together
 inline constexpr int kTiles = kPieceTokens / kTileTokens;  // tiles per KV split
-inline constexpr int kChunk = 64;                          // keys that single queries load at once
-inline constexpr int kChunks = kTileTokens / kChunk;       // chunks per tile
+inline constexpr int kChunk = 64;                     // keys per pipeline stage of decode kernels
+inline constexpr int kChunks = kTileTokens / kChunk;  // chunks per tile
 inline constexpr int kChunksOfPiece = kTiles * kChunks;
 inline constexpr int kKeyTiles = kTileTokens / 8;  // mma column tiles per tile
 inline constexpr float kMostWeight = 16384.0f;     // the largest F16 is 65504
@@ -37,7 +37,7 @@ __device__ __forceinline__ uint32_t pack_half(float low, float high) {
   const __half2 v = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(v);
 }
-// Two numbers as an mma operand: in BF16 for a BF16 cache, otherwise in F16.
+// Packs two values as an mma operand: BF16 for a BF16 cache, otherwise F16.
 template <bool kBF16>
 __device__ __forceinline__ uint32_t pack_weights(float low, float high) {
   return kBF16 ? pack_bf16(low, high) : pack_half(low, high);
@@ -69,13 +69,13 @@ __device__ __forceinline__ void mma_numbers(float (&d)[4], const uint4& a, uint3
   }
 }
 
-// A block's keys or values of one head are core matrices of 8 slots by 16 bytes, so that ldmatrix
-// and wgmma read them from shared memory in the layout of a bulk copy. Every number in a block is
-// finite, even where nothing was stored yet.
+// A block's keys or values of one KV head are core matrices of 8 slots by 16 bytes, so that
+// ldmatrix and wgmma read them from shared memory in the layout of a bulk copy. Every value in a
+// block is finite, even where nothing was stored yet.
 __host__ __device__ constexpr bool in_bytes(CacheType type) {
   return type != CacheType::kF16 && type != CacheType::kBF16;
 }
-// How keys, or values, are stored.
+// The type of the keys, or of the values.
 __host__ __device__ constexpr CacheType part_of(CacheType type, bool keys) {
   if (type != CacheType::kK8V4) return type;
   return keys ? CacheType::kInt8 : CacheType::kInt4;
@@ -86,8 +86,8 @@ __host__ __device__ constexpr bool has_scales(CacheType part) {
 __host__ __device__ constexpr int scales_of(int dim) {
   return (dim + 31) / 32;
 }
-// Bytes of a head's keys or values in a block: its numbers, and including its scales. From here on
-// types are those of a part.
+// Bytes of a head's keys or values in a block: without, and with scales. From here on `type` is
+// that of a part (part_of()).
 __host__ __device__ constexpr int numbers_bytes(CacheType type, int dim) {
   if (type == CacheType::kInt4) return kBlockTokens * scales_of(dim) * 16;
   return kBlockTokens * dim * (in_bytes(type) ? 1 : 2);
@@ -109,8 +109,8 @@ __device__ __forceinline__ uint8_t* values_at(const CacheArgs& c, int64_t block,
   return keys_at(c, block, c.kv_heads) +
          static_cast<int64_t>(head) * head_bytes(c.type, c.value_dim);
 }
-// The byte offset of a number, for heads of `dim` features: the part of its slot, and that of its
-// feature.
+// The byte offset of an element, for heads of `dim` features: the part that its slot adds, and the
+// part that its feature adds.
 __device__ __forceinline__ int slot_at(CacheType type, int slot, int dim) {
   if (type == CacheType::kInt4) return slot / 8 * 8 * scales_of(dim) * 16 + slot % 8 * 16;
   return slot / 8 * 8 * dim * (in_bytes(type) ? 1 : 2) + slot % 8 * 16;
@@ -119,12 +119,12 @@ __device__ __forceinline__ int feature_at(CacheType type, int f) {
   if (type == CacheType::kInt4) return f / 32 * 128 + f % 16 / 4 * 4;  // of its quad
   return in_bytes(type) ? f / 16 * 128 + f % 16 : f / 8 * 128 + f % 8 * 2;
 }
-// INT8 codes of keys that are values, too, are supported by attention_sm80.cu only.
+// INT8 keys that also serve as values are supported by attention_sm80.cu only.
 inline bool shares_codes(const CacheArgs& c) {
   return in_bytes(c.type) && c.shared != 0;
 }
-// Where a slot's scales are, relative to its head's numbers: the first scale, and the distance to
-// the next.
+// Where a slot's scales are, relative to its head's data: offset of the first scale, and distance
+// to the next one.
 struct ScalesAt {
   int first, apart;
 };
@@ -177,9 +177,9 @@ __device__ __forceinline__ void int8_to_half(uint4* first, uint4* second, const 
                        scaled_codes<kLowCodes>(v.w, s), scaled_codes<kHighCodes>(v.w, s));
 }
 
-// A quad is a word of eight INT4 codes, whose four pairs are the same four bits of its halves. Of
-// 32 features it has four adjacent ones of the first 16 and the same four of the others: quad t has
-// 4 t to 4 t + 3 and 16 + 4 t to 16 + 4 t + 3, two in each pair. Pair kPair times scales, in F16.
+// A quad is a word of eight INT4 codes in four pairs; a pair is the same four bits of both halves.
+// Of 32 features, quad t holds 4 t to 4 t + 3 and 16 + 4 t to 16 + 4 t + 3, two adjacent ones in
+// each pair. This returns pair kPair times its scales, in F16.
 template <int kPair>
 __device__ __forceinline__ uint32_t scaled_pair(uint32_t quad, __half2 scales) {
   // 2048 + 2 code, or 2048 + 32 code; both steps to the code minus 8 are exact. (Compilers would
@@ -289,8 +289,8 @@ struct Sums : Softmax<kRows> {
   }
 };
 
-// Weights are summed by quarters of a tile. A quarter has the keys that a warp scores for single
-// queries: groups of eight 2 q, 2 q + 1, and those half a tile later.
+// Weights are summed by quarters of a tile. A quarter has the keys that one warp scores in decode
+// kernels: groups 2 q and 2 q + 1 of eight keys, and the same groups half a tile later.
 inline constexpr int kQuarters = 4, kEightsOfQuarter = kKeyTiles / kQuarters;
 __device__ __forceinline__ constexpr int eight_of(int quarter, int i) {
   return i / 2 * (kKeyTiles / 2) + quarter * 2 + i % 2;
@@ -472,7 +472,7 @@ __device__ __forceinline__ float ending(float m, float l, const AttentionArgs& a
   return __fdiv_rn(factor, sum);
 }
 
-// Two adjacent numbers of the result, and of its encoded form.
+// Writes two adjacent features of the result, and of its encoded form.
 __device__ __forceinline__ void put_result(const AttentionArgs& a, int64_t row, int64_t col,
                                            float low, float high) {
   if (a.only_act == 0) {
@@ -484,8 +484,9 @@ __device__ __forceinline__ void put_result(const AttentionArgs& a, int64_t row, 
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
-// The same in E4M3, with encode()'s bits, for heads whose features are whole groups of 128: pairs
-// of a group of a row, apart(j) features after the first. `most` is the group's largest magnitude.
+// The same in E4M3, bit-identical to encode(), for heads whose features are whole groups of 128:
+// pairs of one group of a row, apart(j) features after the first. `most` is the group's largest
+// magnitude.
 template <class Apart, int N>
 __device__ __forceinline__ void put_e4m3_pairs(const Activations& act, int64_t row, int64_t group,
                                                int first, const Apart& apart, const float2 (&v)[N],
@@ -518,7 +519,7 @@ __device__ __forceinline__ void put_row(const AttentionArgs& a, int64_t row, int
     *reinterpret_cast<float2*>(a.out + row * a.out_stride + col + apart(j)) = v[j];
   }
 }
-// Zeros for rows `first` and up, which fill the last tile, in `groups` groups of features, by
+// Zeros rows `first` and up, which pad the last token tile, in `groups` groups of features, by
 // `threads` threads.
 __device__ __forceinline__ void pad_e4m3(const Activations& act, int first, int64_t group,
                                          int groups, int thread, int threads) {
@@ -547,8 +548,8 @@ struct Tile {
   int queries, context, query_start;
 };
 
-// The tile of a block that walks contexts; the tiles of all sequences are numbered consecutively.
-// All lanes of a warp call this.
+// The tile of a block that processes whole contexts; the tiles of all sequences are numbered
+// consecutively. All lanes of a warp call this.
 __device__ __forceinline__ Tile find_tile(const BatchArgs& b, int group, int rows_per_block,
                                           int index) {
   const int lane = static_cast<int>(threadIdx.x % 32);

@@ -1,4 +1,4 @@
-// Which kernel runs attention (see runtime/kernel_row.h). Every kernel sums a query's keys in the
+// Which kernel runs attention (see runtime/kernel_row.h). All kernels sum a query's keys in the
 // same order, so the choice affects speed only.
 #pragma once
 
@@ -18,9 +18,9 @@ struct AttentionProblem {
   bool partial = false;        // there is scratch for KV splits
   int window = 0;
   int64_t max_context = 0;
-  bool ranged = false;          // queries have ranges of keys, or scores get a bias by distance
-  bool decode_aligned = true;   // q in multiples of four, rows of the result in pairs
-  bool prefill_aligned = true;  // both in multiples of four, the result 16-byte aligned
+  bool ranged = false;          // queries have key ranges, or scores get a bias by distance
+  bool decode_aligned = true;   // q in multiples of four floats, rows of the result in pairs
+  bool prefill_aligned = true;  // both in multiples of four floats, the result 16-byte aligned
 };
 
 using AttentionRow = KernelRow<AttentionProblem>;
@@ -28,7 +28,7 @@ using AttentionRow = KernelRow<AttentionProblem>;
 constexpr uint64_t bit(CacheType type) {
   return uint64_t{1} << static_cast<int>(type);
 }
-// Whether the cache holds codes of a byte.
+// Whether the cache holds codes of at most a byte (E4M3, INT8, INT4, K8V4) rather than F16 or BF16.
 inline bool stores_bytes(const AttentionProblem& p) {
   return ((bit(CacheType::kF16) | bit(CacheType::kBF16)) >> p.format & 1) == 0;
 }

@@ -1,12 +1,12 @@
-// Attention over the paged cache with mma.m16n8k16 in F16 (in BF16 for a BF16 cache) and F32 sums:
-// prompts, and single queries of unusual head sizes. attention.cuh documents the order of sums.
+// Attention over the paged KV cache with mma.m16n8k16 in F16 (in BF16 for a BF16 cache) and F32
+// sums: prefill, and decode of unusual head sizes. attention.cuh documents the order of sums.
 #include "backend/cuda/attention/qk_norm_rope_store.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-constexpr int kSlice = 128;  // features of values that a block sums
+constexpr int kSlice = 128;  // value features per block
 constexpr int kMostShared = 220 << 10;
 
 struct AttentionPlan {
@@ -37,8 +37,8 @@ __device__ __forceinline__ Seen seen_by(const AttentionArgs& a, const Tile& tile
   return {a.window > 0 ? max(0, position - a.window + 1) : 0, position};
 }
 
-// The ids of a chunk's blocks, one per lane. Looking them up for each vector would wait for memory
-// every time.
+// The block ids of a chunk, one per lane: looking them up for each vector would pay the memory
+// latency every time.
 __device__ __forceinline__ int chunk_ids(const AttentionArgs& a, int sequence, int chunk,
                                          int high) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -69,8 +69,8 @@ __device__ __forceinline__ void put_features(__half* to, const uint8_t* from, co
   }
 }
 
-// Copies keys or values of a chunk to shared memory; zeros where they are masked for every row.
-// kType: that of this part.
+// Copies keys or values of a chunk to shared memory; zeros if they are masked for every row. kType:
+// the type of this part.
 template <CacheType kType>
 __device__ __forceinline__ void load_chunk(__half* to, int pad, int features, int first,
                                            const AttentionArgs& a, int id, int head, int chunk,
@@ -95,7 +95,7 @@ __device__ __forceinline__ void load_chunk(__half* to, int pad, int features, in
   }
 }
 
-// The same for a cache of this type.
+// The same for a cache of type kType, which may store keys and values differently.
 template <CacheType kType>
 __device__ __forceinline__ void load_part(__half* to, int pad, int features, int first,
                                           const AttentionArgs& a, int id, int head, int chunk,
@@ -140,7 +140,7 @@ __device__ __forceinline__ void score_chunk(float (*score)[4], const AttentionAr
   }
 }
 
-// Adds what scores get by the distance of their key. Scores are before the softmax scale.
+// Adds the distance bias to the scores, which are not multiplied by the softmax scale yet.
 __device__ __forceinline__ void add_distance_bias(float (*score)[4], const AttentionArgs& a,
                                                   const Tile& tile, int kv_head, int first_row,
                                                   int chunk) {
@@ -215,7 +215,7 @@ __device__ __forceinline__ void write_rows(const Sums<VT>& sums, const Attention
   }
 }
 
-// grid: tiles, key heads, slices of values x KV splits (KV splits only if `split`).
+// Grid: tiles, KV heads, slices of values x KV splits (KV splits only if `split`).
 template <CacheType kType, int VT>
 __global__ void __launch_bounds__(256)
     attention_kernel(const __grid_constant__ AttentionArgs a,
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(256)
   auto* buffers = q + rows_per_block * plan.key_pad;
   const int slot_size = kChunk * max(plan.key_pad, plan.value_pad);
   const int features = min(kSlice, a.cache.value_dim - slice * kSlice);
-  // Half tiles pass through two buffers: the keys of both halves, then the values of both.
+  // Half tiles go through two buffers: the keys of both halves, then the values of both.
   int next_chunk = first_chunk, fetched = 0;
   bool next_keys = true;
   const auto fetch = [&] {
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(256)
   };
   int taken = 0;
   const auto take = [&] {  // waits for the next buffer and requests the one after it
-    __syncthreads();       // all threads are done with what that overwrites
+    __syncthreads();       // all threads have finished with the buffer that is overwritten
     fetch();
     cp_async_wait<1>();
     __syncthreads();
@@ -412,7 +412,7 @@ __global__ void merge_kernel(const __grid_constant__ AttentionArgs a, int splits
 
 AttentionPlan plan_of(const AttentionArgs& a) {
   AttentionPlan p = {};
-  // A vector of the cache goes to shared memory whole.
+  // Pad to whole vectors of the cache.
   const int unit = part_of(a.cache.type, true) == CacheType::kInt4 ? 32 : 16;
   p.key_pad = (a.cache.key_dim + unit - 1) / unit * unit + 8;
   const int slice = a.cache.value_dim < kSlice ? a.cache.value_dim : kSlice;
@@ -441,8 +441,8 @@ int run(const Context& ctx, const AttentionArgs& a, const AttentionPlan& plan, d
 
 int attend(const Context& ctx, const AttentionArgs& args);
 
-// Sequences with one query come first and use the kernel for single queries. All kernels have the
-// same order of sums, so this split affects speed only.
+// Sequences with one query come first and use the decode kernel. All kernels have the same order of
+// sums, so this split affects speed only.
 int attention_of_both(const Context& ctx, const AttentionArgs& a) {
   AttentionArgs ones = a, rest = a;
   ones.batch.sequences = ones.batch.tokens = a.single;
@@ -469,7 +469,7 @@ int attention_of_both(const Context& ctx, const AttentionArgs& a) {
   return encode(ctx, &a.act, &out, nullptr, nullptr, out.rows);
 }
 
-// Runs the operations in `before`, except for queries that a prompt kernel rotates when it loads
+// Runs the operations in `before`, except for queries that a prefill kernel rotates when it loads
 // them.
 int do_before(const Context& ctx, const HeadsArgs& before, int64_t queries) {
   const auto some = [&](int from, int upto, int64_t tokens) {
@@ -483,7 +483,7 @@ int do_before(const Context& ctx, const HeadsArgs& before, int64_t queries) {
   return error != 0 ? error : some(1, before.count, before.tokens);
 }
 
-// attention(); a.before lists what its kernel does itself.
+// Implements attention(); a.before lists the operations that its kernel fuses.
 int attend(const Context& ctx, const AttentionArgs& args) {
   AttentionArgs a = args;
   if (a.single > 0 && a.single < a.batch.sequences) return attention_of_both(ctx, a);

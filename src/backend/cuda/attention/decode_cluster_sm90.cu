@@ -1,11 +1,12 @@
 // Decode attention of few queries over short contexts: a cluster of blocks for each KV split, or
 // for two of them.
 //
-// A block holds some keys of the split and a share of the features of all its values: the scores go
-// to all blocks of the cluster, and each computes all softmax weights of the split. So four times
-// as many SMs read memory, and the sums of a split never leave shared memory.
+// Each block of a cluster scores some keys of the split and sums the values over its share of the
+// features. The scores are sent to all blocks of the cluster, and each computes all softmax weights
+// of the split. So four times as many SMs read memory, and the sums of a split never leave shared
+// memory.
 //
-// decode_cluster_sm90.cuh has what a block holds of the split, and how it gets there.
+// decode_cluster_sm90.cuh has a block's shared memory and the code that fills it.
 #include "backend/cuda/attention/decode_cluster_sm90.cuh"
 #include "backend/cuda/attention/decode_cluster_sm90.h"
 #include "backend/cuda/runtime/cluster.cuh"
@@ -21,8 +22,8 @@ constexpr int kTileBlocks = kTileTokens / kBlockTokens;
 
 __device__ unsigned arrived[kMostCounters];
 
-// Zeros for the rows that fill up the activations' last tile, in the block's share of features, by
-// the warp that copies.
+// Zero rows that pad the encoded activations to a whole token tile, in the block's share of
+// features; by the producer warp.
 template <class T>
 __device__ __forceinline__ void pad_share(const AttentionArgs& a, const Range& w, const Part& p) {
   const int sequences = a.batch.sequences;
@@ -46,11 +47,11 @@ __device__ __forceinline__ void pad_share(const AttentionArgs& a, const Range& w
   }
 }
 
-// The operands of the queries.
+// Loads the queries as MMA operands.
 template <class T>
 __device__ __forceinline__ void load_operands(uint4 (&q)[T::D / 16], const Piece<T>& s) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  // Two pairs of a row's 16 features.
+  // Two pairs among a row's 16 features.
   const auto pairs = [&](int r, int k) {
     if (r >= T::kRows) return make_uint2(0, 0);
     const __half* row = s.queries[lane / 4 + r * 8] + k * 16;
@@ -65,7 +66,7 @@ __device__ __forceinline__ void load_operands(uint4 (&q)[T::D / 16], const Piece
   }
 }
 
-// Scores of a warp's keys of the block, to all blocks of the piece.
+// Scores the warp's keys of the block, and sends the scores to all blocks of the split.
 template <class T>
 __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, const Range& w,
                                            const Part& p, const uint4 (&q)[T::D / 16]) {
@@ -110,7 +111,7 @@ __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, 
   barrier_wait(&s.scored, 0);
 }
 
-// The pair of scores, and of weights, of a lane in row lane / 4 + 8 r of a tile.
+// The pair of scores, or of weights, that a lane has in row lane / 4 + 8 r of a tile.
 template <class T>
 __device__ __forceinline__ float2 score_at(const Piece<T>& s, int tile, int r, int j) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -123,7 +124,8 @@ __device__ __forceinline__ void put_weights(Piece<T>& s, int tile, int r, int j,
   s.weights[lane / 4 + r * 8][tile * (kTileTokens / 2) + j * 4 + lane % 4] = pair;
 }
 
-// One warp takes all tiles in their order. Rare, so it is no part of the code that all go through.
+// Computes the weights of all tiles in order, by one warp. Rare, so it is kept out of the main code
+// path.
 template <class T>
 __device__ __noinline__ void weigh_again(Piece<T>& s, const Part& p, float steep,
                                          Softmax<T::kRows>& all) {
@@ -139,7 +141,8 @@ __device__ __noinline__ void weigh_again(Piece<T>& s, const Part& p, float steep
   }
 }
 
-// Weights of the piece: a warp a tile, with the reference of the first, unless that is too far off.
+// Softmax weights of the split: one tile per warp, with the first tile's reference unless that is
+// too far off.
 template <class T>
 __device__ __forceinline__ void weigh_piece(Piece<T>& s, const Part& p, float steep) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -182,7 +185,7 @@ __device__ __forceinline__ void weigh_piece(Piece<T>& s, const Part& p, float st
   }
 }
 
-// Sums of a warp's features, with all values of the piece.
+// Weighted sum of all values of the split over a warp's features.
 template <class T>
 __device__ __forceinline__ void add_piece(Sums<Piece<T>::kMine, T::kRows>& sums, const Piece<T>& s,
                                           const Part& p) {
@@ -198,7 +201,7 @@ __device__ __forceinline__ void add_piece(Sums<Piece<T>::kMine, T::kRows>& sums,
 #pragma unroll
     for (int k = 0; k < kTileBlocks; k += 2) {
       const int block = t * kTileBlocks + k;
-      // Of 16 bytes of 8 keys each.
+      // 16 bytes of features for 8 keys each.
       uint32_t loaded[4];
       ldmatrix4_trans(loaded, s.values[block * 2 + lane / 8] + warp * 128 + lane % 8 * 16);
 #pragma unroll
@@ -234,7 +237,8 @@ __device__ __forceinline__ void add_piece(Sums<Piece<T>::kMine, T::kRows>& sums,
   add_lanes(sums.l);
 }
 
-// Of two pieces of a cluster: the second's sums go to the blocks of the first, which has both then.
+// With two splits per cluster, the second split's blocks send their sums to the first split's
+// blocks, which merge them.
 template <class T>
 __device__ __forceinline__ void send_sums(Piece<T>& s, const Sums<Piece<T>::kMine, T::kRows>& sums,
                                           const Part& p) {
@@ -278,8 +282,8 @@ __device__ __forceinline__ int first_of_sums(const Part& p) {
          first_of_lane<T>();
 }
 
-// The sums of all pieces as the result in E4M3: a head is a group of 128, whose largest number the
-// blocks of the cluster tell each other.
+// Writes the result in E4M3: a head is a group of 128 features, whose largest magnitude the blocks
+// of the cluster exchange.
 template <class T>
 __device__ __forceinline__ void put_sums(Piece<T>& s, const Sums<Piece<T>::kMine, T::kRows>& sums,
                                          const AttentionArgs& a, const Range& w, const Part& p) {
@@ -318,7 +322,7 @@ __device__ __forceinline__ void put_sums(Piece<T>& s, const Sums<Piece<T>::kMine
   }
 }
 
-// The piece's sums as the result if they are all, or as a partial one.
+// Writes the split's sums as the result if it is the only one, else as a partial result.
 template <class T>
 __device__ __forceinline__ void write_piece(const Sums<Piece<T>::kMine, T::kRows>& sums,
                                             const AttentionArgs& a, const Range& w, const Part& p,
@@ -331,7 +335,7 @@ __device__ __forceinline__ void write_piece(const Sums<Piece<T>::kMine, T::kRows
     if (row >= w.rows) continue;
     const int head = w.first_head + row;
     float* to = partial_at(a, w.sequence, head, p.piece - w.first_piece, pieces);
-    // As if it joined those before it: none.
+    // As if merged with empty splits before it.
     const float end = all ? ending(sums.m[r], sums.l[r], a, head) : 1.0f;
 #pragma unroll
     for (int j = 0; j < Piece<T>::kMine; ++j) {
@@ -350,7 +354,7 @@ __device__ __forceinline__ void write_piece(const Sums<Piece<T>::kMine, T::kRows
   }
 }
 
-// What becomes of a warp's features of the values.
+// Sums the values over a warp's features, then merges, sends or writes the sums.
 template <class T>
 __device__ __forceinline__ void sum_piece(Piece<T>& s, const AttentionArgs& a, const Range& w,
                                           const Part& p, int pieces, bool join, bool all) {
@@ -373,7 +377,7 @@ __device__ __forceinline__ void sum_piece(Piece<T>& s, const AttentionArgs& a, c
   write_piece<T>(sums, a, w, p, pieces, all);
 }
 
-// comes_last() with one thread's fence.
+// comes_last() with a fence by one thread only.
 __device__ __forceinline__ bool arrives_last(int& last, unsigned& count, int blocks) {
   sync_summing();
   if (threadIdx.x == 0) {
@@ -390,8 +394,8 @@ __device__ __forceinline__ bool arrives_last(int& last, unsigned& count, int blo
 }
 #endif
 
-// Blocks: [sequences x tiles of rows, key heads, pieces x blocks of a cluster]. of: queries, and
-// keys and values if these are not in the cache yet.
+// Grid: [sequences x row tiles, KV heads, splits x blocks of a cluster]. of: queries, and keys and
+// values that aren't in the cache yet.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     cluster_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan,
@@ -404,7 +408,7 @@ __global__ void __launch_bounds__(kThreads)
   const int x = static_cast<int>(blockIdx.x), sequence = plan.tiles.quotient(x);
   const Range w = find_range(a, plan, x, static_cast<int>(blockIdx.y), z / kRanks, sequence,
                              a.batch.context_len[sequence]);
-  if (w.last_chunk < w.first_chunk) return;  // all blocks of the piece
+  if (w.last_chunk < w.first_chunk) return;  // true in all blocks of the split
   const Part p = part_of(w, z, plan.pieces);
   if (threadIdx.x == 0) {
     barrier_init(&s.full[kKeyCopies], 1);
@@ -461,7 +465,7 @@ int run(const Context& ctx, const AttentionArgs& a, const Plan& plan, const Head
   constexpr size_t kBytes = sizeof(Piece<T>);
   const auto kernel = cluster_kernel<T>;
   if (const int error = raise_shared(kernel, kBytes); error != 0) return error;
-  // To a block of gemm_bf16_sm90_m1_32.cu.
+  // Leave shared memory to a block of gemm_bf16_sm90_m1_32.cu.
   if (const int error = leave_shared(kernel); error != 0) return error;
   const dim3 grid(static_cast<unsigned>(a.batch.sequences * plan.tiles.by),
                   static_cast<unsigned>(a.cache.kv_heads),

@@ -1,7 +1,7 @@
-// What a block of decode_cluster_sm90.cu holds of a KV split, and how it gets there: copies of the
-// cache, and, if attention also normalises, rotates and stores the new heads, those heads: every
-// block takes the queries and what it needs of the new key and value, and puts them in the place
-// that the copies left free.
+// Shared memory of a block of decode_cluster_sm90.cu, and the code that fills it: copies of its
+// part of a KV split. If attention also normalises, rotates and stores the new heads, every block
+// computes the queries and the features of the new key and value that it needs, and writes them
+// into the gap that the copies left.
 #pragma once
 
 #include "backend/cuda/attention/decode_split_kv.cuh"
@@ -10,40 +10,41 @@
 
 namespace freshet::cuda::single {
 
-inline constexpr int kRanks = 4;                           // blocks of a cluster
-inline constexpr int kRankTokens = kPieceTokens / kRanks;  // whose keys a block has
+inline constexpr int kRanks = 4;                           // blocks of a split
+inline constexpr int kRankTokens = kPieceTokens / kRanks;  // keys that a block scores
 inline constexpr int kPieceBlocks = kPieceTokens / kBlockTokens;
-static_assert(kPieceBlocks == 32 && kWarps == kTiles);  // a lane a block, a warp a tile
+// One lane per cache block, one warp per tile.
+static_assert(kPieceBlocks == 32 && kWarps == kTiles);
 
 template <class T>
 struct Piece {
   using Stored = typename T::Stored;
   static constexpr int kShare = T::D / kRanks;  // features
-  // Tiles of 8 features of a warp that sums values, and such warps.
+  // Tiles of 8 features per summing warp, and the number of such warps.
   static constexpr int kMine = Stored::kFours ? 2 : 1, kSummers = kShare / (8 * kMine);
   static_assert(kSummers <= kWarps);
-  // Values of eight keys; scales of a block's 16.
+  // Values of eight keys; scales of a cache block's 16 keys.
   static constexpr int kGroupBytes = kShare * 8 * (in_bytes(Stored::kType) ? 1 : 2);
   static constexpr int kScaleBytes = Stored::kScaled ? kBlockTokens * 2 : 0;
   static_assert(!Stored::kScaled || kShare == 32);
   union {
     alignas(16) uint8_t keys[kRankTokens / kBlockTokens][Stored::kKeyBytes];
-    uint32_t weights[8 * T::kRows][kPieceTokens / 2 + 4];  // when all scores are there
+    uint32_t weights[8 * T::kRows][kPieceTokens / 2 + 4];  // once all scores have arrived
   };
   alignas(16) uint8_t values[kPieceTokens / 8][kGroupBytes];
   alignas(16) uint8_t scales[Stored::kScaled ? kPieceBlocks : 1][kBlockTokens * 2];
   float scores[8 * T::kRows][kPieceTokens + 8];
   float sums[kTiles][8 * T::kRows][4], factor[kTiles][8 * T::kRows];
   float2 ends[8 * T::kRows][4];
-  float rooms[kWarps + 1][T::D];                   // of a head that is rotated
-  __half queries[8 * T::kRows][T::D + 8];          // as they are multiplied
-  float most[kRanks * kSummers][8 * T::kRows];     // of each warp's features
-  float4 second[T::kRows * kMine][kSummers * 32];  // a lane's sums of the second of two pieces
+  float rooms[kWarps + 1][T::D];                   // scratch for heads that are rotated
+  __half queries[8 * T::kRows][T::D + 8];          // as MMA operands
+  float most[kRanks * kSummers][8 * T::kRows];     // largest magnitude of each warp's features
+  float4 second[T::kRows * kMine][kSummers * 32];  // a lane's sums of the cluster's second split
   uint64_t full[2], scored, measured, joined;      // of kKeyCopies, kValueCopies
   int last, beyond;
 };
 
-// Two pieces are a cluster's, and meet in the blocks of the first; or else a piece is.
+// A cluster has two splits, which are merged in the first one's blocks, or one split.
 __host__ __device__ inline int pieces_of_cluster(int pieces) {
   return pieces == 2 ? 2 : 1;
 }
@@ -51,18 +52,18 @@ __host__ __device__ inline int pieces_of_cluster(int pieces) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr int kRankBlocks = kRankTokens / kBlockTokens;
 
-// The copies of a piece: a pipeline of two stages and one round.
+// The copies of a split: a pipeline of two stages, each used once.
 inline constexpr int kKeyCopies = 0, kValueCopies = 1;
 template <class T>
 __device__ __forceinline__ Pipeline copies_of(Piece<T>& s) {
   return {s.full};
 }
 
-// The piece of a block, and what of it is seen: tiles, blocks of the cache.
+// The split of a block, and its visible part: tiles and blocks of the cache.
 struct Part {
   int rank, piece;
-  int first_rank;                                      // of the piece's blocks in the cluster
-  int first_tile, last_tile, first_block, last_block;  // of the piece
+  int first_rank;                                      // the split's first block in the cluster
+  int first_tile, last_tile, first_block, last_block;  // within the split
 };
 
 __device__ __forceinline__ Part part_of(const Range& w, int z, int pieces) {
@@ -79,8 +80,9 @@ __device__ __forceinline__ Part part_of(const Range& w, int z, int pieces) {
   return p;
 }
 
-// One warp: a lane a block of the cache. The one that holds the query's own place comes when all
-// that was started before has ended, if that fills it. Returns that block, if it is of the piece.
+// Producer warp: one lane per block of the cache. The block that contains the query's own position
+// is copied only after the previous kernel has ended if that kernel writes it (`stored`). Returns
+// that block's id if it belongs to the split.
 template <class T>
 __device__ __forceinline__ int64_t copy_piece(Piece<T>& s, const AttentionArgs& a, const Range& w,
                                               const Part& p, bool stored) {
@@ -122,7 +124,7 @@ __device__ __forceinline__ int64_t copy_piece(Piece<T>& s, const AttentionArgs& 
   return __shfl_sync(0xffffffff, id, w.position / kBlockTokens % kPieceBlocks);
 }
 
-// A warp's head of the query's token, of 128 features: a lane's four neighbours.
+// One head (128 features) of the query's token, held by a warp: four adjacent features per lane.
 inline constexpr int kHeadDim = 128;
 struct Head {
   float4 v, weight;  // weight: of a usual head's norm
@@ -140,20 +142,20 @@ __device__ __forceinline__ Head load_head(const HeadsArgs& of, const HeadsArgs::
           is_usual ? norm_weight(part, head) : float4{},
           turn_at(part, of.cos_sin + int64_t{token} * part.rotary_dim, c)};
 }
-// The same normalised and rotated, of a usual head (qk_norm_rope_store.cuh) in registers.
+// Normalises and rotates a usual head (qk_norm_rope_store.cuh) in registers.
 __device__ __forceinline__ float4 finish_usual(const Head& h, const HeadsArgs::Part& part) {
   float4 v = h.v;
   if (part.normed != 0) norm_four(v, h.weight, part.norm.eps);
   if (part.rotary_dim != 0) rotate_usual(v, h.turn);
   return v;
 }
-// Of any head.
+// The same for any head.
 __device__ __forceinline__ float4 finish_head(const Head& h, const HeadsArgs& of,
                                               const HeadsArgs::Part& part, int head, int token,
                                               float* room) {
   if (part.normed == 0 && part.rotary_dim == 0) return h.v;
   const int c = static_cast<int>(threadIdx.x % 32) * 4;
-  __syncwarp();  // the head before has been read
+  __syncwarp();  // the previous head has been read
   *reinterpret_cast<float4*>(room + c) = h.v;
   if (part.normed != 0) {
     norm_head(room, kHeadDim, part.norm, part.norm_per_head != 0 ? int64_t{head} * kHeadDim : 0);
@@ -163,7 +165,7 @@ __device__ __forceinline__ float4 finish_head(const Head& h, const HeadsArgs& of
   return rotate_four(room, c, kHeadDim, part, table, h.turn);
 }
 
-// The queries, by the warps that sum.
+// Loads the queries; by the consumer warps.
 template <class T>
 __device__ __forceinline__ void take_usual_queries(Piece<T>& s, const AttentionArgs& a,
                                                    const HeadsArgs& of, const Range& w) {
@@ -209,14 +211,15 @@ __device__ __forceinline__ void take_queries(Piece<T>& s, const AttentionArgs& a
   }
 }
 
-// The new key and value, by the warp that copies: into the copies, and into the cache.
+// The new key and value, by the producer warp: written into the copies in shared memory, and into
+// the cache.
 template <class T>
 __device__ __forceinline__ void take_newest(Piece<T>& s, const AttentionArgs& a,
                                             const HeadsArgs& of, const Range& w, const Part& p,
                                             int64_t id, bool are_usual) {
   constexpr CacheType kType = T::Stored::kType;
   constexpr int kShare = Piece<T>::kShare;
-  const int at = w.position - p.piece * kPieceTokens;  // in the piece
+  const int at = w.position - p.piece * kPieceTokens;  // position within the split
   if (at >= kPieceTokens) return;
   const bool mine = at / kRankTokens == p.rank;
   const int c = static_cast<int>(threadIdx.x % 32) * 4;

@@ -5,7 +5,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int64_t kClusterPieceTokens = 512, kClusterRanks = 4;  // blocks of a piece
+inline constexpr int64_t kClusterPieceTokens = 512, kClusterRanks = 4;  // blocks of a split
 
 inline bool supports_decode_cluster(const DeviceLimits& limits, const AttentionProblem& p) {
   if (!supports_decode(limits, p) || !p.partial || p.key_dim != 128) return false;
@@ -17,8 +17,8 @@ inline bool supports_decode_cluster(const DeviceLimits& limits, const AttentionP
     const int64_t seen = pieces_of(p.window) + 1;
     pieces = pieces < seen ? pieces : seen;
   }
-  // More would wait for each other: their copies of values are small. Codes are read fast enough by
-  // blocks that leave more multiprocessors to the next kernel.
+  // More blocks would wait for each other, since their copies of values are small. A cache of codes
+  // is read fast enough by half of the SMs, which leaves the others to the next kernel.
   const int64_t most = stores_bytes(p) ? limits.multiprocessors / 2 : limits.multiprocessors;
   return decode_tiles(p) * pieces * kClusterRanks <= most;
 }

@@ -1,15 +1,17 @@
-// How single-query attention turns cached numbers, from blocks in shared memory, into mma operands.
+// How decode attention turns cached keys and values, from blocks in shared memory, into MMA
+// operands.
 #pragma once
 
 #include "backend/cuda/attention/attention.cuh"
 
 namespace freshet::cuda::single {
 
-// An F16 cache: the part of a block that belongs to a head, and mma operands from half a tile.
-// kFours: of 16 features, a lane of keys has four adjacent ones, and tiles of values interleave
-// features, unless kAdjacent: then a lane's neighbours in a tile are adjacent features of the four.
-// kTogether: a pipeline stage holds the keys and values of half a tile, one copy per
-// block; otherwise it holds one of them.
+// An F16 cache: the part of a block that belongs to a KV head, and MMA operands from half a tile.
+// - kFours: a lane's key operands hold four adjacent features out of 16, and tiles of values
+//   interleave features.
+// - kAdjacent: a lane's neighbours in a tile are adjacent features of the four.
+// - kTogether: a pipeline stage holds the keys and values of half a tile, one copy per block;
+//   otherwise it holds one of them.
 template <int D>
 struct HalfStored {
   static constexpr bool kBF16 = false, kFours = false, kTogether = false, kScaled = false;
@@ -17,9 +19,9 @@ struct HalfStored {
   static constexpr CacheType kType = CacheType::kF16;
   static constexpr int kKeyBytes = head_bytes(kType, D), kBlockBytes = kKeyBytes, kResident = 2;
   static constexpr int kLeastSlots = 6;
-  // What a lane loads of a block's 16 keys, features [16 k, 16 k + 32), and the operands: per 16
-  // features, two columns of 8 keys. kAsRows: both columns are rows of mma, whose A operand
-  // interleaves them.
+  // What a lane loads for a block's 16 keys and features [16 k, 16 k + 32), and the operands made
+  // of it: per 16 features, two columns of 8 keys. kAsRows: both columns are MMA rows, whose A
+  // operand interleaves them.
   static constexpr int kKeyWords = 8;
   template <bool kAsRows>
   static __device__ __forceinline__ void load_keys(uint32_t (&v)[kKeyWords], const uint8_t* block,
@@ -38,8 +40,8 @@ struct HalfStored {
 #pragma unroll
     for (int i = 0; i < kKeyWords; ++i) b[i / 4][place<kAsRows>(i % 4)] = v[i];
   }
-  // The same for values of a stage's keys [16 k, 16 k + 16): kPairs times two columns of 8
-  // features, starting at `column`.
+  // The same for values: keys [16 k, 16 k + 16) of a stage and kPairs times two columns of 8
+  // features, from `column` on.
   static constexpr int kPairWords = 4;
   template <int kPairs, bool kAsRows>
   static __device__ __forceinline__ void load_values(uint32_t (&v)[kPairs * kPairWords],
@@ -63,7 +65,7 @@ struct HalfStored {
   }
 
  private:
-  // The operand register of word i of four.
+  // The operand register of loaded word i of four.
   template <bool kAsRows>
   static constexpr __device__ __forceinline__ int place(int i) {
     return kAsRows ? i % 2 * 2 + i / 2 : i;
@@ -165,9 +167,9 @@ struct E4M3Stored : CodesStored<D, CacheType::kE4M3> {};
 template <int D>
 struct Int8Stored : CodesStored<D, CacheType::kInt8> {};
 
-// Values in INT4, and keys in INT8 or INT4. A word of codes is what attention.cuh calls a quad: its
-// pairs are operands as they come, of keys for four adjacent features in each half of 32, of values
-// for two keys.
+// INT4 values, and INT8 or INT4 keys. A word of codes is a quad of attention.cuh, whose pairs are
+// already in operand order: for keys, four adjacent features of each half of 32 features; for
+// values, two keys.
 template <int D, bool kInt8Keys>
 struct FourBitsStored {
   static constexpr CacheType kType = kInt8Keys ? CacheType::kK8V4 : CacheType::kInt4;
@@ -176,7 +178,7 @@ struct FourBitsStored {
   static constexpr int kScales = scales_of(D), kNumbers = numbers_bytes(CacheType::kInt4, D);
   static constexpr int kKeyBytes = head_bytes(part_of(kType, true), D);
   static constexpr int kBlockBytes = kKeyBytes + head_bytes(CacheType::kInt4, D);
-  static constexpr int kEightBytes = 8 * kScales * 16;  // of the codes of eight slots
+  static constexpr int kEightBytes = 8 * kScales * 16;  // codes of eight slots
   static constexpr int kLeastSlots = 4, kResident = 3;
   static_assert(D % 64 == 0 && D <= 256 && kBlockBytes % 16 == 0);
   using Int8Keys = CodesStored<D, CacheType::kInt8>;
@@ -214,7 +216,7 @@ struct FourBitsStored {
       }
     }
   }
-  // A matrix has 32 features of eight keys: those of one pair of columns, too, are among them.
+  // A matrix has 32 features of eight keys, which include those of a single pair of columns.
   static constexpr int kPairWords = 2;
   template <int kPairs, bool kAsRows>
   static __device__ __forceinline__ void load_values(uint32_t (&codes)[kPairs * kPairWords],
@@ -241,7 +243,7 @@ struct FourBitsStored {
         b[1][i] = scaled_pair<2>(codes[i], scale);
         b[1][2 + i] = scaled_pair<3>(codes[i], scale);
       } else {
-        const uint32_t half = codes[i] >> column / 2 % 2 * 8;  // the first or the other 16 features
+        const uint32_t half = codes[i] >> column / 2 % 2 * 8;  // features 0 to 15 or 16 to 31
         b[0][i] = scaled_pair<0>(half, scale);
         b[0][2 + i] = scaled_pair<1>(half, scale);
       }

@@ -1,18 +1,19 @@
-// Decode attention, with one query per sequence: bandwidth limits it, so keys and values stream.
+// Decode attention (one query per sequence). It is limited by bandwidth, so keys and values are
+// streamed through a pipeline.
 //
-// A task is a run of KV splits of one sequence's context, for all heads of a key head. The grid has
-// as many blocks as run at once; each takes one task, and further ones from a counter. One warp
-// finds tasks and keeps a pipeline in shared memory filled by TMA bulk copies, half a tile's keys
-// or values at a time, with a copy for each block of the cache: the first halves of a task are
-// copied while the previous task is worked on, and those of the first task, except what kernels of
-// this step write, before the previous kernel ends. Four warps share a tile: by keys for scores and
-// softmax weights, which they exchange through shared memory as operands, and by features for the
-// values. A block that has the whole context writes the result; of several blocks, the one that
-// ends last merges all splits from left to right. So neither the cut into runs nor the order of
-// blocks changes a bit.
+// A task is a run of KV splits of one sequence's context, for all query heads of one KV head. The
+// grid has as many blocks as are resident at once; each takes one task and claims further ones from
+// a counter. The producer warp finds tasks and fills the pipeline in shared memory by TMA bulk
+// copies, half a tile of keys or values per stage, one copy per block of the KV cache. It copies
+// the first stages of a task while the previous task is computed, and those of the first task
+// before the previous kernel ends, except blocks that this step's kernels write. Four consumer
+// warps share a tile: each takes some keys for the scores and softmax weights, which the warps
+// exchange through shared memory as MMA operands, and some features for the values. If a block has
+// the whole context, it writes the result; otherwise the last block to finish merges all splits
+// from left to right. So neither the cut into runs nor the order of blocks changes a bit.
 //
-// Heads of the usual sizes may be normalised, rotated and stored on the way (decode_sm90_qkv.cuh).
-// A Stored type says how numbers of the cache become operands (decode_kv_operands.cuh).
+// Usual heads may be normalised, rotated and stored in the same kernel (decode_sm90_qkv.cuh). A
+// Stored type says how values of the cache become operands (decode_kv_operands.cuh).
 #pragma once
 
 #include "backend/cuda/attention/decode_sm90_qkv.cuh"
@@ -21,25 +22,25 @@
 
 namespace freshet::cuda::single {
 
-// A pipeline of kMostSlots, or of fewer for a block more a multiprocessor.
+// Pipeline stages: kMostSlots, or fewer if one more block then fits on an SM.
 inline constexpr int kMostSlots = 6;
 template <class T>
 struct Shared {
   static constexpr int kBlocks = kChunk / kBlockTokens;
-  // What warps leave to each other of a tile, and of the next one: operands of weights, sums of a
-  // lane's, and the largest scores.
+  // What warps exchange for a tile, double-buffered: softmax weights as MMA operands, partial sums
+  // of the weights per lane, and the largest scores.
   struct alignas(16) Tile {
     uint32_t weights[kTileTokens / 16][32][2 * T::kRows];
     float sums[T::kRows][32][kWarps];
     float most[8 * T::kRows][kWarps];
   } tiles[2];
   uint64_t full[kMostSlots], empty[kMostSlots];
-  uint64_t told[2], done[2], read;  // tasks, and that a task's queries were read
-  Range ranges[2];                  // this task and the next one; sequence < 0: there is none
-  // The next task's queries, a gap behind each for the sake of banks.
+  uint64_t told[2], done[2], read;  // pipeline of tasks; `read`: queries were read
+  Range ranges[2];  // this task and the next one; sequence < 0 means that there is none
+  // The next task's queries, padded to avoid bank conflicts.
   static constexpr int kQueryStride = T::D + 16;
   alignas(16) float queries[T::kAhead ? 8 * T::kRows : 1][kQueryStride];
-  alignas(16) float turn[kTakesHeads<T> ? T::D : 1];  // cosines and sines of their token
+  alignas(16) float turn[kTakesHeads<T> ? T::D : 1];  // cosines and sines of the query's position
   int last;
   alignas(128) uint8_t slots[kMostSlots][kBlocks * T::Stored::kBlockBytes];
   static constexpr size_t bytes(int count) {
@@ -47,14 +48,14 @@ struct Shared {
   }
 };
 
-// Tasks handed out beyond the first of each block, and blocks that are done.
+// Tasks claimed beyond each block's first, and finished blocks.
 struct Counters {
   unsigned handed_out, done;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// The pipeline of slots, with keys or values; that of tasks; and that of the next task's queries,
-// which come with the task and are released before its end.
+// Pipelines: of keys and values (slots); of tasks; and of the next task's queries, which arrive
+// with the task and are released before its end.
 template <class T>
 __device__ __forceinline__ Pipeline slots_of(Shared<T>& s) {
   return {s.full, s.empty};
@@ -69,12 +70,12 @@ __device__ __forceinline__ Pipeline queries_of(Shared<T>& s) {
 }
 using TaskCount = PipelineCount<2>;
 
-// The block's threads, wherever they are.
+// Barrier for all threads of the block; may be reached from different places in the code.
 __device__ __forceinline__ void sync_block() {
   asm volatile("bar.sync 0;" ::: "memory");
 }
 
-// The halves of a tile that a run has.
+// The halves of a tile that belong to a run.
 struct Halves {
   int first, last;
 };
@@ -82,9 +83,10 @@ __device__ __forceinline__ Halves halves_of(const Range& w, int tile) {
   return {max(w.first_chunk, tile * kChunks), min(w.last_chunk, tile * kChunks + kChunks - 1)};
 }
 
-// One warp: finds tasks, tells them to those who sum, and fills the pipeline: a tile's keys, then
-// its values, or both together. Blocks of which nothing is seen are replaced by others. In a step
-// this code is cold, so each of its parts is there once.
+// Producer warp: finds tasks, passes them on to the consumers and fills the pipeline with a tile's
+// keys, then its values, or both together. Cache blocks that the query can't see are replaced by
+// visible ones. This code is cold in the instruction cache at each step, so nothing is unrolled or
+// duplicated.
 template <class T>
 __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
                                         const HeadsArgs& of, Counters& counters) {
@@ -93,8 +95,8 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
   constexpr int kBlocksOfPiece = kPieceTokens / kBlockTokens;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const bool counts = plan.tasks > static_cast<int>(gridDim.x);
-  int claimed = static_cast<int>(blockIdx.x);  // lane 0: the next task; every claim is looked at
-  // Kernels in front may use the counters until they have ended.
+  int claimed = static_cast<int>(blockIdx.x);  // lane 0: the next task; every claim is checked
+  // The previous kernels may use the counters until they have ended.
   bool waited = false;
   const auto wait_and_claim = [&] {
     if (!waited) wait();
@@ -109,12 +111,13 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
   for (bool begun = false;; begun = true) {
     const int task = __shfl_sync(0xffffffff, claimed, 0);
     if (task >= plan.tasks) break;
-    // Key heads come first, then tiles, then runs.
+    // Key heads vary fastest, then tiles, then runs.
     const int row = plan.heads.quotient(task), y = task - row * plan.heads.by;
     const int z = plan.all_tiles.quotient(row), x = row - z * plan.all_tiles.by;
     const int sequence = plan.tiles.quotient(x);
     const int32_t* table = a.batch.tables + sequence * a.batch.table_stride;
-    // The first tile's blocks come with the length, unless a window says which tile that is.
+    // The first tile's block ids are loaded together with the length; with a window the first tile
+    // depends on the length.
     const int early_block = z * plan.run.by * kBlocksOfPiece + lane % kBlocksOfTile;
     const int early = table[min(early_block, static_cast<int>(a.batch.table_stride) - 1)];
     const int context = a.batch.context_len[sequence];
@@ -137,7 +140,7 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     int next_ids = __shfl_sync(0xffffffff, early, block_of(first) % kBlocksOfTile);
     if (a.window > 0) next_ids = table[block_of(first)];
     bool said = false;
-    // A run that ends with the query's place.
+    // Only the run that ends at the query's position stores its key and value.
     bool stores = kTakesHeads<T> && of.count > 0 && w.last_chunk == w.position / kChunk;
     bool loaded = false;
     Newest newest;
@@ -169,7 +172,7 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
                 kBlockBytes, slots.filled(slot));
           }
           if (said) continue;
-          // Behind the first copies, since a task in front may not have begun.
+          // After the first copies, since the previous task may still be running.
           said = true;
           const TaskCount task_at{told};
           const int turn = task_at.stage();
@@ -209,7 +212,7 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
   }
 }
 
-// The operands of a task's queries, `stride` apart.
+// Loads a task's queries as MMA operands; rows are `stride` apart.
 template <class T>
 __device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const float* queries,
                                              int stride, int rows) {
@@ -238,8 +241,8 @@ __device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const float*
   }
 }
 
-// The product of rows and two columns of 8 keys or features. Of 8 rows (kRows 1) these are the
-// columns, so that no row of mma is empty, and both products are in `first`.
+// Multiplies the rows by two column tiles of 8 keys or features. Up to 8 rows (kRows == 1) are put
+// on the 8-column side of mma, so that no MMA row is empty; both products are then in `first`.
 template <class T>
 __device__ __forceinline__ void multiply(float (&first)[4], float (&second)[4], const uint4& rows,
                                          const uint32_t (&b)[4]) {
@@ -250,8 +253,8 @@ __device__ __forceinline__ void multiply(float (&first)[4], float (&second)[4], 
     mma_numbers<T::Stored::kBF16>(second, rows, b[2], b[3]);
   }
 }
-// The result of multiply() for 8 rows takes the layout of that for 16: a lane's neighbours of row
-// lane / 4.
+// Transposes a result of multiply() for 8 rows into the layout of 16 rows, where a lane holds
+// neighbouring columns of row lane / 4.
 __device__ __forceinline__ void turn_blocks(float (&first)[4], float (&second)[4]) {
   const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
   const bool odd = g % 2 != 0;
@@ -267,18 +270,18 @@ __device__ __forceinline__ void turn_blocks(float (&first)[4], float (&second)[4
   first[0] = v[0], first[1] = v[1], second[0] = v[2], second[1] = v[3];
 }
 
-// Scores of a warp's 16 keys of half a tile, rows g and g + 8, of a tile's halves.
+// Scores of a warp's 16 keys in each half of a tile, for rows g and g + 8.
 using Scores = float[kChunks][2][4];
 
-// A warp's 16 keys of each half of a tile against all rows. Half a tile of which nothing is seen
-// may have the other's slot.
+// Scores of a warp's 16 keys in each half of a tile, for all rows. A half that the query can't see
+// may use the other half's slot.
 template <class T>
 __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
                                            const AttentionArgs& a, const Range& w,
                                            const uint4 (&q)[T::D / 16], int tile,
                                            const int (&slots)[kChunks]) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  // Loads are two steps ahead of the products.
+  // Loads run two steps ahead of the MMAs.
   constexpr int kAhead = 2, kSteps = T::D / 32;
   uint32_t loaded[kAhead][kChunks][T::Stored::kKeyWords];
   const auto block_of = [&](int n) { return s.slots[slots[n]] + warp * T::Stored::kBlockBytes; };
@@ -316,7 +319,7 @@ __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
 #pragma unroll
     for (int n = 0; n < kChunks; ++n) turn_blocks(score[n][0], score[n][1]);
   }
-  // f(score, key) for each.
+  // Calls f(score, key) for each score.
   const auto each = [&](const auto& f) {
     const int from = tile * kTileTokens + warp * 16 + lane % 4 * 2;
 #pragma unroll
@@ -334,15 +337,15 @@ __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
     const float steep = cap_steepness(a);
     each([&](float& v, int) { v = capped(v, steep); });
   }
-  // In most tiles nothing is hidden.
+  // Masking: most tiles are fully visible.
   const int low = w.low, position = w.position;
   if (tile * kTileTokens < low || (tile + 1) * kTileTokens > position + 1) {
     each([&](float& v, int key) { v = key >= low && key <= position ? v : -INFINITY; });
   }
 }
 
-// The warp's scores become operands of weights that are there for all. `told` is for this tile, and
-// was for the last but one, which all have left.
+// Turns the warp's scores into softmax weights and shares them with all warps as MMA operands in
+// `told`. `told` was last used two tiles ago, and all warps have finished with it.
 template <class T>
 __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool begins,
                                            typename Shared<T>::Tile& told, const Scores& score,
@@ -393,7 +396,7 @@ __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool
         return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
       });
   if (!raised) return;
-  if constexpr (kRows == 1) {  // rows are columns
+  if constexpr (kRows == 1) {  // rows are MMA columns here
     const float low = __shfl_sync(0xffffffff, factor[0], lane % 4 * 8);
     const float high = __shfl_sync(0xffffffff, factor[0], lane % 4 * 8 + 4);
 #pragma unroll
@@ -408,7 +411,7 @@ __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool
   }
 }
 
-// Adds a warp's features of the values of half a tile.
+// Adds the weighted values of half a tile for a warp's features.
 template <class T>
 __device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, const uint8_t* slot,
                                            const uint32_t (*weights)[32][2 * T::kRows]) {
@@ -454,7 +457,8 @@ __device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, cons
   }
 }
 
-// A piece's sums as partial results, or (kAll) the sums of all as the result.
+// Writes the sums of a KV split as a partial result, or (kAll) the sums of the whole context as the
+// result.
 template <class T, bool kAll>
 __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums,
                                            const AttentionArgs& a, const Range& w, int piece,
@@ -488,8 +492,9 @@ __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums
   }
 }
 
-// The sums of all as the result in E4M3. The room of largest scores of the last tile, which was
-// `turn`, takes the largest numbers of each warp's features: the next task begins with the other.
+// Writes the sums of the whole context as the result in E4M3. The largest magnitudes of each warp's
+// features go to the `most` array of the last tile (`turn`); the next task begins with the other
+// one.
 template <class T>
 __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::kRows>& sums,
                                          const AttentionArgs& a, const Range& w, int turn) {
@@ -498,7 +503,7 @@ __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int head = w.first_head + lane / 4;
   auto& room = s.tiles[turn].most;
-  sync_summing();  // all have left it
+  sync_summing();  // all warps have finished reading it
   float2 v[T::kRows][kMine];
 #pragma unroll
   for (int r = 0; r < T::kRows; ++r) {
@@ -532,7 +537,7 @@ __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::
   }
 }
 
-// Zeros for the rows that fill up the activations' last tile.
+// Zero rows that pad the encoded activations to a whole token tile.
 template <class T>
 __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Range& w) {
   constexpr int D = T::D;
@@ -555,7 +560,7 @@ __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Range& w)
   }
 }
 
-// Whether this block is the last of its tile's to come here; the last one leaves a zero.
+// True in the last block of a tile to arrive here, which also resets the counter.
 __device__ __forceinline__ bool comes_last(int& last, unsigned& count, int blocks) {
   __threadfence();
   sync_summing();
@@ -568,13 +573,13 @@ __device__ __forceinline__ bool comes_last(int& last, unsigned& count, int block
   return last != 0;
 }
 
-// Four warps: all pieces of all tasks. `arrived` counts a tile's tasks that have ended.
+// Consumer warps: all KV splits of all tasks. `arrived` counts the finished tasks of a tile.
 template <class T>
 __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
                                           const HeadsArgs& of, unsigned* arrived) {
   const float steep = steepness(a);
   const Pipeline slots_pipe = slots_of(s), tasks = tasks_of(s);
-  PipelineState at;  // the first slot that is not released yet
+  PipelineState at;  // the first slot that isn't released yet
   const auto take = [&] {
     slots_pipe.wait(at);
     return at.stage;
@@ -616,7 +621,7 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
       const bool both = halves.first < halves.last;
       turn ^= 1;
       auto& told = s.tiles[turn];
-      // Slots of both halves, or of one twice.
+      // Slots of both halves; if there is only one, its slot twice.
       int slots[kChunks];
       const auto take_halves = [&] {
         slots[0] = slots[1] = take();

@@ -5,7 +5,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kDecodeTileHeads = 16;  // heads of a tile, which share a key head
+inline constexpr int kDecodeTileHeads = 16;  // query heads of a tile, which share a KV head
 
 inline int64_t decode_tiles(const AttentionProblem& p) {
   const int64_t tiles = (p.heads / p.kv_heads + kDecodeTileHeads - 1) / kDecodeTileHeads;

@@ -1,5 +1,5 @@
-// Usual heads (qk_norm_rope_store.cuh) inside single-query attention: normalised, rotated and
-// stored when a task's numbers are loaded; bit-identical to the separate kernel.
+// Usual heads (qk_norm_rope_store.cuh) inside decode attention: queries, keys and values are
+// normalised, rotated and stored when a task loads them; bit-identical to the separate kernel.
 //
 // The consumer warps finish the queries; the producer warp finishes the new key and value before it
 // copies the cache block that holds them.
@@ -17,7 +17,7 @@ struct Shared;  // decode_sm90.cuh
 template <class T>
 inline constexpr bool kTakesHeads = T::kAhead && T::D == kUsualDim;
 
-// The new key and value of a task's query, by one warp.
+// Loads the new key and value of a task's query (one warp).
 struct Newest {
   float4 key, value, weight;
   Turn turn;
@@ -36,7 +36,7 @@ __device__ __forceinline__ Newest load_newest(const HeadsArgs& of, const Range& 
   if (key.rotary_dim != 0) n.turn = usual_turn(of.cos_sin, w.sequence, c);
   return n;
 }
-// Stores them in their cache block, which later copies read.
+// Stores them in their cache block, which is read by later copies.
 template <class T>
 __device__ __forceinline__ void store_newest(Newest& n, const HeadsArgs& of, const CacheArgs& cache,
                                              const Range& w, int64_t block) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_newest(Newest& n, const HeadsArgs& of, con
   memory_for_copies();
 }
 
-// Normalises and rotates a task's queries, which are in shared memory (`ahead`) or come from global
+// Normalises and rotates a task's queries, which are in shared memory if `ahead`, else in global
 // memory.
 template <class T>
 __device__ __forceinline__ void finish_queries(Shared<T>& s, const AttentionArgs& a,

@@ -1,4 +1,4 @@
-// Shared by the single-query kernels: their tasks, and how KV splits are merged.
+// Shared by the decode kernels: their tasks, and how KV splits are merged.
 #pragma once
 
 #include "backend/cuda/attention/decode_kv_operands.cuh"
@@ -10,7 +10,7 @@ inline constexpr int kRowsOfTile = 16;
 inline constexpr int kMostRun = 32;            // KV splits per task
 inline constexpr int kMostCounters = 1 << 16;  // row tiles per batch
 
-// Division by a number known at launch, of numbers below 2^24 by numbers below 2^16.
+// Division by a divisor known at launch; dividends are below 2^24, divisors below 2^16.
 struct Divisor {
   int by;
   uint64_t times;
@@ -23,11 +23,11 @@ struct Divisor {
 };
 
 struct Plan {
-  Divisor tiles;      // row tiles per key head
+  Divisor tiles;      // row tiles per KV head
   Divisor all_tiles;  // of all sequences
-  Divisor heads;      // key heads
+  Divisor heads;      // KV heads
   Divisor run;        // KV splits per task
-  int group;          // query heads per key head
+  int group;          // query heads per KV head
   int pieces;         // the most KV splits that a row sees
   int tasks;
   int slots;  // pipeline stages per block
@@ -55,7 +55,7 @@ struct Range {
   int runs, first_chunk, last_chunk;  // last < first: empty
 };
 
-// The task of a [sequence and row tile, key head, run of KV splits], given the sequence's context.
+// The task of a [sequence and row tile, KV head, run of KV splits], given the sequence's context.
 __device__ __forceinline__ Range find_range(const AttentionArgs& a, const Plan& plan, int x, int y,
                                             int z, int sequence, int context) {
   Range w;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void sync_summing() {
   asm volatile("bar.sync 1, %0;" ::"n"(kSumming) : "memory");
 }
 
-// A lane's adjacent pair j of row r + 8 g, and its distance in features from the first pair.
+// A lane's adjacent pair j of row lane / 4 + 8 r, and its distance in features from the first pair.
 template <class T, int kTilesOfWarp>
 __device__ __forceinline__ float2 pair_of(const Sums<kTilesOfWarp, T::kRows>& sums, int r, int j) {
   const auto& acc = sums.acc;

@@ -1,14 +1,14 @@
-// Prefill attention for the usual head sizes (Hopper), by wgmma, with queries on its 64-row side.
+// Prefill attention for the usual head sizes (Hopper) by wgmma, with queries on its 64-row side.
 //
-// A block takes tiles of 128 rows of a key head, one after the other, from a counter. For each tile
-// it walks the steps, of kTileTokens keys, that some row sees. Four warps keep a pipeline in shared
-// memory filled by TMA bulk copies: the queries of a tile in F32, then the keys and values of each
-// step, with a copy for each block of the cache. Each of two warpgroups has 64 rows. While it
-// computes the softmax weights of a step, the tensor cores add the values of the previous step; the
-// warpgroups take turns at the tensor cores. Sums of earlier KV splits are in shared memory. If the
-// cache is in E4M3 or INT8, two warps copy codes and six more convert them within the pipeline.
-// Heads of 256 features are cut into two slices of values, each of which computes the scores of all
-// features.
+// A block takes tiles of 128 (query, head) rows of one KV head, one after the other, from a
+// counter. For each tile it loops over the steps of kTileTokens keys that some row sees. Four
+// producer warps fill a pipeline in shared memory by TMA bulk copies: the queries of a tile in F32,
+// then the keys and values of each step, with one copy per block of the KV cache. Each of two
+// consumer warpgroups has 64 rows. While it computes the softmax weights of a step, the tensor
+// cores add the values of the previous step; the warpgroups take turns at the tensor cores. Sums of
+// earlier KV splits are in shared memory. If the cache is in E4M3 or INT8, two warps copy codes and
+// six more convert them within the pipeline. Heads of 256 features are cut into two slices of
+// values, each of which computes the scores of all features.
 #include "backend/cuda/attention/prefill_sm90.cuh"
 #include "backend/cuda/attention/prefill_sm90.h"
 #include "backend/cuda/mma/wgmma_bf16.cuh"
@@ -22,21 +22,21 @@ using namespace prompt;
 [[maybe_unused]] __device__ Counters counters;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// A warpgroup's numbers. Rows g and g + 8 of a lane, as mma has them.
+// State of a consumer warpgroup. A lane has rows g and g + 8, as in mma.
 template <int D>
 struct Numbers {
-  uint32_t queries, keys, values;  // where operands are, of the first slot
-  float acc[kSlice<D> / 8][4];     // of the piece
-  float score[kKeyTiles][4];       // or weights
+  uint32_t queries, keys, values;  // descriptors of the operands in stage 0
+  float acc[kSlice<D> / 8][4];     // sums of the current KV split
+  float score[kKeyTiles][4];       // scores, then softmax weights
   Softmax<2> piece, total;
-  bool begins;  // the piece's first values come next
-  bool merged;  // there are sums of pieces before it
+  bool begins;  // the next values are the split's first
+  bool merged;  // there are sums of earlier splits
 };
-// A step's weights: operands of its values.
+// Softmax weights of a step: the A operands for its values.
 using Weights = uint32_t[kTileTokens / 16][4];
 
-// d = a b, or d += a b if `adds`, for a from registers, as mma has it, and b with its columns side
-// by side: its place's next_in_k and next_rows are those of core matrices whose rows are K.
+// d = a b, or d += a b if `adds`; a from registers in the layout of mma, b transposed (MN-major):
+// its descriptor describes core matrices whose rows are K.
 // clang-format off
 #define FRESHET_SUM(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FRESHET_SUMS(i) FRESHET_SUM(i), FRESHET_SUM(i + 1), FRESHET_SUM(i + 2), FRESHET_SUM(i + 3)
@@ -70,13 +70,13 @@ FRESHET_VALUES(bf16)
 #undef FRESHET_VALUES
 // clang-format on
 
-// A number that is the same in all lanes, and known to be: what depends on it is computed once a
-// warp, and not again wherever it is used.
+// Makes a warp-uniform value known to the compiler as such: what depends on it is computed once and
+// kept, not recomputed at each use.
 __device__ __forceinline__ uint32_t kept(uint32_t v) {
   asm volatile("mov.b32 %0, %0;" : "+r"(v));
   return __shfl_sync(0xffffffff, v, 0);
 }
-// The lower half of an operand's place, which is all that differs from slot to slot.
+// Lower half of an operand's matrix descriptor; only this half differs from stage to stage.
 __device__ __forceinline__ uint32_t kept_place(const void* shared, uint64_t next_in_k,
                                                uint64_t next_rows) {
   return kept(static_cast<uint32_t>(operand_at(shared, next_in_k, next_rows)));
@@ -84,7 +84,7 @@ __device__ __forceinline__ uint32_t kept_place(const void* shared, uint64_t next
 template <int D>
 inline constexpr uint32_t kNextSlot = kTileTokens * D * sizeof(__half) >> 4;
 
-// scores = queries keys
+// scores = queries times keys
 template <bool kBF16, int D>
 __device__ __forceinline__ void multiply_keys(Numbers<D>& n, int slot) {
   const auto at = [](uint32_t low, int k) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void multiply_keys(Numbers<D>& n, int slot) {
   wgmma_commit();
 }
 
-// sums += weights values
+// sums += weights times values
 template <bool kBF16, int D>
 __device__ __forceinline__ void multiply_values(Numbers<D>& n, const Weights& weights, int slot) {
   const uint32_t values = n.values + static_cast<uint32_t>(slot) * kNextSlot<D>;
@@ -120,12 +120,13 @@ __device__ __forceinline__ void multiply_values(Numbers<D>& n, const Weights& we
   wgmma_commit();
 }
 
-// A piece's sums join those of the pieces before it; with the last one, in n.acc.
+// Merges a KV split's sums with those of the earlier splits; after the last split (kLast) the
+// result is in n.acc.
 template <bool kLast, int D>
 __device__ __forceinline__ void merge_piece(Numbers<D>& n, Softmax<2>& piece, Shared<D>& s,
                                             float steep) {
   add_lanes(piece.l);
-  if (!n.merged) {  // as if zeros were before it, which leave no negative zero
+  if (!n.merged) {  // as if merged with zeros, which turns negative zeros into positive ones
     n.total = piece;
 #pragma unroll
     for (int j = 0; j < kSlice<D> / 8; ++j) {
@@ -163,7 +164,7 @@ __device__ __forceinline__ void merge_piece(Numbers<D>& n, Softmax<2>& piece, Sh
   }
 }
 
-// Quarters of a tile's scores become weights in their place.
+// Replaces quarters of a tile's scores by softmax weights.
 template <int kFrom, int kUpto, int D>
 __device__ __forceinline__ void weigh_quarters(Numbers<D>& n, float (&sum)[2], float steep,
                                                const float (&offset)[2]) {
@@ -202,7 +203,7 @@ __device__ __forceinline__ float largest_score(const Numbers<D>& n, int row) {
       [&](int r, int j) { return make_float2(n.score[j][r * 2], n.score[j][r * 2 + 1]); }, row);
 }
 
-// Scores as multiply_keys() has them, by a warp alone.
+// Recomputes the scores of multiply_keys() with mma, by a single warp.
 template <bool kBF16, int D>
 __device__ __forceinline__ void score_again(Numbers<D>& n, const Shared<D>& s, int slot) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -228,8 +229,8 @@ __device__ __forceinline__ void score_again(Numbers<D>& n, const Shared<D>& s, i
   }
 }
 
-// Caps scores and hides those of keys that a row does not see. limit: first and last position that
-// rows g and g + 8 do.
+// Applies the soft cap, and masks keys that a row doesn't see. limit: first and last visible
+// position of rows g and g + 8.
 template <int D>
 __device__ __forceinline__ void mask_scores(Numbers<D>& n, const AttentionArgs& a, int step,
                                             const int (&limit)[2][2]) {
@@ -255,7 +256,7 @@ __device__ __forceinline__ void mask_scores(Numbers<D>& n, const AttentionArgs& 
   }
 }
 
-// The last step's values; sums of all pieces are left in n.acc.
+// Adds the last step's values; the result of all splits is in n.acc.
 template <bool kBF16, int D>
 __device__ __forceinline__ void add_values(Numbers<D>& n, const Weights& weights, Ring<D>& ring,
                                            float steep) {
@@ -269,7 +270,7 @@ __device__ __forceinline__ void add_values(Numbers<D>& n, const Weights& weights
   merge_piece<true>(n, n.piece, ring.s, steep);
 }
 
-// The first step's keys.
+// Scores the first step's keys.
 template <bool kBF16, int D>
 __device__ __forceinline__ void take_keys(Numbers<D>& n, Weights& weights, Ring<D>& ring,
                                           const AttentionArgs& a, int step,
@@ -294,7 +295,7 @@ __device__ __forceinline__ void take_keys(Numbers<D>& n, Weights& weights, Ring<
   add_sums(n.piece, true, sum, factor);
 }
 
-// The values of the step before, and a step's keys.
+// Adds the previous step's values while this step's keys are scored.
 template <bool kBF16, int D>
 __device__ __forceinline__ void take_both(Numbers<D>& n, Weights& weights, Ring<D>& ring,
                                           const AttentionArgs& a, int step,
@@ -323,10 +324,11 @@ __device__ __forceinline__ void take_both(Numbers<D>& n, Weights& weights, Ring<
   } else {
     offsets_of(offset, n.piece, steep);
   }
-  // Weights stay in the scores' place until the values before have been added: what is in flight
-  // keeps its registers, and there are none for both.
+  // Weights stay in the scores' registers until the previous values have been added: operands of a
+  // wgmma in flight keep their registers, and there aren't enough for both.
   weigh_quarters<0, 1>(n, sum, steep, offset);
-  // It is full already: ptxas would move the next wait up to a branch.
+  // The stage is full already; without this wait, ptxas would move the next one up, before a
+  // branch.
   ring.pipe().wait(before);
   wgmma_wait<0>();
   pin(n.acc);
@@ -353,7 +355,7 @@ __device__ __forceinline__ void take_both(Numbers<D>& n, Weights& weights, Ring<
   }
 }
 
-// kE4M3: the activations are in E4M3.
+// kE4M3: the encoded activations are in E4M3.
 template <int D, bool kE4M3>
 __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionArgs& a,
                                            const Walk& w) {
@@ -392,7 +394,7 @@ __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionA
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           if (a.act.core_tiles > 0) {
-            to[i * 32] = pack_bf16(v[j + i].x, v[j + i].y);  // of 64 features
+            to[i * 32] = pack_bf16(v[j + i].x, v[j + i].y);  // feature pairs of 64 features
           } else {
             put_pair(a.act, token, col + (j + i) * 8, cols, v[j + i].x, v[j + i].y);
           }
@@ -402,7 +404,8 @@ __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionA
   }
 }
 
-// Zeros for the rows that fill up the activations' last tile, by who has the last row.
+// Zero rows that pad the encoded activations to a whole token tile, by the block that has the last
+// row.
 template <int D, bool kE4M3>
 __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Walk& w) {
   const bool ends = w.tile.first_row + w.tile.rows == w.tile.queries * w.group;
@@ -424,7 +427,7 @@ __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Walk& w) 
   }
 }
 
-// All steps that a warpgroup's rows see; the pipeline has those of the block.
+// All steps that a warpgroup's rows see; the pipeline has the steps that the block needs.
 template <bool kBF16, bool kE4M3, int D>
 __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a, const Walk& w) {
   const int group = static_cast<int>(threadIdx.x / 128), lane = static_cast<int>(threadIdx.x % 32);
@@ -446,7 +449,7 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
   }
   const Steps mine = steps_of(a, w, first_row, first_row + rows);
   const int first = w.position(first_row), last = w.position(first_row + rows - 1);
-  // Steps that all rows see whole.
+  // Steps that are fully visible to all rows.
   const int whole = (first_seen(a, last) + kTileTokens - 1) / kTileTokens;
   const int end = a.softcap > 0.0f ? whole : (first + 1) / kTileTokens;
   int limit[2][2];
@@ -474,7 +477,7 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
   skip(all.last - mine.last);
 }
 
-// A warpgroup with 64 rows of every tile.
+// Consumer warpgroup: 64 rows of every tile.
 template <bool kBF16, bool kE4M3, int D>
 __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a,
                                         const Before& before) {
@@ -489,7 +492,7 @@ __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a,
       w.tile = s.tiles[t % kInfos];
       if (w.tile.sequence < 0) return;
       if (g == group) {
-        sync_group();  // all have left the queries before
+        sync_group();  // all threads have finished reading the previous queries
         w.kv_head = s.heads[t % kInfos] / kSlices<D>;
         w.slice = s.heads[t % kInfos] % kSlices<D>;
         if constexpr (kSlices<D> > 1) {
@@ -512,7 +515,7 @@ __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a,
 }
 #endif
 
-// Blocks: as many as stay.
+// Persistent blocks: as many as are resident at once.
 template <int D, CacheType kType, bool kE4M3>
 __global__ void __launch_bounds__(kThreads<kType>, 1)
     prompt_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Before before,
@@ -531,7 +534,7 @@ __global__ void __launch_bounds__(kThreads<kType>, 1)
   }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    // All threads together have what they were started with.
+    // setmaxnreg redistributes the registers that the block was launched with.
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFewRegisters));
     wait();
     if (producer() < kProducers<kType>) {
@@ -582,7 +585,7 @@ int run_type(const Context& ctx, const AttentionArgs& a) {
 
 static_assert(kGroupRows == kPrefillGroupRows);
 
-// Of a batch that begins with single queries, the rest.
+// Decides for the part of the batch that isn't decode.
 bool prefill_rotates(const Context& ctx, const AttentionArgs& a) {
   AttentionArgs rest = a;
   rest.single = 0;

@@ -1,5 +1,5 @@
-// What the producer warps of prefill attention give to its consumers: tiles, copies of queries,
-// keys and values, and operands converted from F32 or from codes.
+// Producer warps of prefill attention: they pass tiles, queries, keys and values to the consumers,
+// and convert operands from F32 or from codes.
 #pragma once
 
 #include "backend/cuda/attention/qk_norm_rope_store.cuh"
@@ -10,55 +10,57 @@ namespace freshet::cuda::prompt {
 inline constexpr int kGroups = 2, kGroupRows = 64, kRows = kGroups * kGroupRows;
 inline constexpr int kConsumers = kGroups * 128;
 
-// Warps beside these: who asks for copies (an instruction's lanes come one after the other, warps
-// do not), and two groups that convert codes, one keys and one values.
+// Warps besides the consumers: those that issue copies (the lanes of one instruction are
+// serialised, several warps are not), and two groups that convert codes, one for keys and one for
+// values.
 template <CacheType kType>
 inline constexpr int kProducers = in_bytes(kType) ? 2 : 4;
 inline constexpr int kConverters = 96;
 template <CacheType kType>
 inline constexpr int kThreads =
     kConsumers + kProducers<kType> * 32 + (in_bytes(kType) ? 2 * kConverters : 0);
-// Registers of a consumer's thread, and of another's.
+// Registers per thread of consumers, and of all other warps.
 template <CacheType kType>
 inline constexpr int kMostRegisters = in_bytes(kType) ? 216 : 232;
 inline constexpr int kFewRegisters = 40;
-inline constexpr int kInfos = 4;  // tiles that the pipeline may hold parts of, and one
+inline constexpr int kInfos = 4;  // tiles that the pipeline may hold parts of, plus one
 
-// Features of values that a block sums: of larger heads a slice. Each slice's block makes the
-// scores for itself.
+// Value features that a block sums; larger heads are cut into slices. The block of each slice
+// computes the scores for itself.
 template <int D>
 inline constexpr int kSlice = D < kUsualDim ? D : kUsualDim;
 template <int D>
 inline constexpr int kSlices = D / kSlice<D>;
 
-// Tiles handed out, and blocks that will ask for no more; the last one resets both to zero.
+// Tiles claimed, and blocks that won't claim any more; the last of these resets both to zero.
 struct Counters {
   unsigned handed_out, done;
 };
 
-// How queries become what attention takes: heads of 128 features as HeadsArgs::Part has them.
+// What is fused into loading the queries: norm and rotation of heads of 128 features, as in
+// HeadsArgs::Part.
 struct Before {
   const float *cos_sin, *weight;  // nullptr: not rotated, not normalised
   float eps;
-  int weight_step;  // from one head's to the next
+  int weight_step;  // from one head's weights to the next; 0: shared
 };
 
-// What the copies brought.
+// What a stage's copies contain.
 enum class Raw : int { kQueries, kKeys, kValues, kEnd };
 
 template <int D>
 struct Shared {
-  // Of larger heads there is room for a step's keys and its slice of values.
+  // For larger heads there is memory for a step's keys and its slice of values only.
   static constexpr int kSlots = kSlices<D> > 1 ? 2 : 4;
   static constexpr int kRoom = kTileTokens * (kSlices<D> > 1 ? D + kSlice<D> : kSlots * D);
-  __half room[kRoom];  // slots; or the queries of a warpgroup, in F32
+  __half room[kRoom];  // stages; or the queries of a warpgroup, in F32
   __half queries[kRows * D];
   float4 totals[kSlice<D> / 8][kConsumers];
   uint64_t full[kSlots], empty[kSlots];
-  uint64_t raw[kSlots];  // of codes: what came is there, full when it is converted
+  uint64_t raw[kSlots];  // codes: `raw` means copied, `full` means converted
   Raw what[kSlots];
   Tile tiles[kInfos];
-  int heads[kInfos];  // and slices: a head's stand side by side
+  int heads[kInfos];  // heads and slices: slices of a head are adjacent
   __host__ __device__ __forceinline__ __half* slot(int i) { return room + i * kTileTokens * D; }
   __host__ __device__ __forceinline__ const __half* slot(int i) const {
     return room + i * kTileTokens * D;
@@ -66,7 +68,7 @@ struct Shared {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// What a block works on.
+// The work of a block: the current tile.
 struct Walk {
   Tile tile;
   int kv_head, slice, group;
@@ -79,7 +81,7 @@ __device__ __forceinline__ int first_seen(const AttentionArgs& a, int position) 
   return a.window > 0 ? max(0, position - a.window + 1) : 0;
 }
 
-// Steps that rows [first, end) see something of.
+// Steps of which rows [first, end) see some key.
 struct Steps {
   int first, last;
 };
@@ -94,7 +96,7 @@ struct Ring {
   PipelineCount<Shared<D>::kSlots> at;
   __device__ __forceinline__ int slot() const { return at.stage(); }
   __device__ __forceinline__ Pipeline pipe() const { return {s.full, s.empty}; }
-  // What the copies report to: codes are full when they are converted.
+  // The barriers that copies signal: codes aren't full until they are converted.
   template <bool kCodes>
   __device__ __forceinline__ Pipeline copies() const {
     return {kCodes ? s.raw : s.full, s.empty};
@@ -109,22 +111,22 @@ struct Ring {
   }
 };
 
-inline constexpr int kBlocks = kTileTokens / kBlockTokens;  // of a step
+inline constexpr int kBlocks = kTileTokens / kBlockTokens;  // per step
 
 __device__ __forceinline__ int producer() {
   return static_cast<int>(threadIdx.x - kConsumers) / 32;
 }
 
-// Where the cache's blocks of a step go: codes to the slot's end, from where they are converted
-// into the whole.
+// Where the cache blocks of a step are copied to: codes go to the end of the stage, from where they
+// are converted into the whole stage.
 template <CacheType kType, int D>
 __device__ __forceinline__ uint8_t* blocks_at(Shared<D>& s, int slot) {
   return reinterpret_cast<uint8_t*>(s.slot(slot) + kTileTokens * D) -
          kBlocks * head_bytes(kType, D);
 }
 
-// The queries of a warpgroup's rows, as they are: a copy for the neighbouring heads of each. Those
-// of larger heads have no room here; who sums them fetches them.
+// Copies the queries of a warpgroup's rows unchanged, one copy for the adjacent heads of each
+// query. Queries of larger heads don't fit; the consumers load them from global memory.
 template <bool kCodes, int D>
 __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs& a, const Walk& w,
                                              int first_row) {
@@ -150,8 +152,8 @@ __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs&
   ring.at.next();
 }
 
-// Keys and values of all steps that a tile sees. Blocks of which nothing is seen are replaced by
-// others.
+// Copies keys and values of all steps that a tile sees. Cache blocks that no row sees are replaced
+// by visible ones.
 template <CacheType kType, int D>
 __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a, const Walk& w) {
   constexpr int kBlockBytes = head_bytes(kType, D), kMine = kBlocks / kProducers<kType>;
@@ -169,7 +171,7 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
       ring.wait_empty();
       const Pipeline copies = ring.template copies<in_bytes(kType)>();
       uint64_t* full = copies.filled(ring.slot());
-      // Copies of other warps may be counted before.
+      // Copies of the other warps may signal the barrier before this.
       const bool slice = kSlices<D> > 1 && part == 1;
       if (warp == 0 && lane == 0) {
         ring.s.what[ring.slot()] = part == 0 ? Raw::kKeys : Raw::kValues;
@@ -177,7 +179,7 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
       }
       __syncwarp();
       if (slice) {
-        // Of eight tokens' values the slice's features.
+        // The slice's features of eight tokens' values.
         constexpr int kBytes = 8 * kSlice<D> * 2;
         auto* to = reinterpret_cast<uint8_t*>(ring.s.slot(ring.slot())) + mine * 2 * kBytes;
         const uint8_t* from = values_at(a.cache, id, w.kv_head) + w.slice * kBytes;
@@ -194,8 +196,8 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
   }
 }
 
-// The first producer asks for tiles, and all fill the pipeline with what they need. A tile of no
-// sequence ends it.
+// Producer warps: the first one claims tiles, and all fill the pipeline. A tile without a sequence
+// ends the loop.
 template <CacheType kType, int D>
 __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, int tiles,
                                         Counters& counters) {
@@ -205,7 +207,7 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
   w.group = a.heads / a.cache.kv_heads;
   for (int n = 0;; ++n) {
     if (producer() == 0) {
-      // The last tiles of a sequence see most and come first.
+      // The last tiles of a sequence see the most keys, and come first.
       int index = 0;
       do {
         if (lane == 0) index = static_cast<int>(atomicAdd(&counters.handed_out, 1u));
@@ -231,8 +233,8 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
     if (producer() == 0) {
       for (int g = 0; g < kGroups; ++g) copy_queries<in_bytes(kType)>(ring, a, w, g * kGroupRows);
     } else {
-      // With two slots each is left once while others fill it: who waited for it later would take
-      // the time before for it.
+      // With two stages, each stage is released once while the others fill it; a later wait would
+      // take that earlier phase for the current one.
       for (int g = 0; g < kGroups; ++g, ring.at.next()) {
         if (kSlices<D> > 1) ring.wait_empty();
       }
@@ -245,9 +247,9 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
   }
 }
 
-// A group's share of codes into F16, in the order of the pipeline: every other slot. A core matrix
-// of codes becomes two, which lie where codes were that all have read: of INT8 with their scales 17
-// bytes become 32. A thread takes 32 features of a slot at once, and so one scale.
+// Converts a group's share of codes to F16, every other stage of the pipeline. A core matrix of
+// codes becomes two, written over codes that all threads have read (17 bytes of INT8 with scales
+// become 32). A thread takes 32 features of a key slot at once, which share a scale.
 template <CacheType kType, int D>
 __device__ __forceinline__ void convert(Shared<D>& s) {
   constexpr unsigned kAtOnce = 2;
@@ -307,8 +309,8 @@ __device__ __forceinline__ void convert(Shared<D>& s) {
   }
 }
 
-// Warpgroups take turns at the tensor cores, a step each, so that one weighs while the other
-// multiplies.
+// Warpgroups take turns at the tensor cores, one step each, so that one computes softmax weights
+// while the other multiplies.
 __device__ __forceinline__ void wait_turn() {
   asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(threadIdx.x / 128) + 3), "n"(kConsumers)
                : "memory");
@@ -322,14 +324,14 @@ __device__ __forceinline__ void sync_group() {
   asm volatile("bar.sync %0, 128;" ::"r"(static_cast<int>(threadIdx.x / 128) + 1) : "memory");
 }
 
-// A warpgroup's queries from F32 into core matrices; zeros for rows that are none.
+// Converts a warpgroup's queries from F32 into core matrices; zeros for rows beyond the last.
 template <bool kBF16, int D>
 __device__ __forceinline__ void round_queries(Shared<D>& s, const float* from, int rows) {
   const int thread = static_cast<int>(threadIdx.x % 128);
   const int group = static_cast<int>(threadIdx.x / 128);
   __half* to = s.queries + group * kGroupRows * D;
   const int row = thread % 8;
-  // Eight lanes have as many rows and columns: no two meet in a bank.
+  // Eight lanes read eight different rows and columns, which avoids bank conflicts.
   const int swap = row / 4;
 #pragma unroll 4
   for (int i = thread / 8; i < kGroupRows / 8 * (D / 8); i += 16) {
@@ -348,7 +350,7 @@ __device__ __forceinline__ void round_queries(Shared<D>& s, const float* from, i
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same of queries where they are.
+// The same, from queries in global memory.
 template <bool kBF16, int D>
 __device__ __forceinline__ void fetch_queries(Shared<D>& s, const AttentionArgs& a, const Walk& w) {
   const int thread = static_cast<int>(threadIdx.x % 128);
@@ -373,15 +375,17 @@ __device__ __forceinline__ void fetch_queries(Shared<D>& s, const AttentionArgs&
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same of queries that are normalised and rotated first. A warp takes twice eight rows, a lane
-// two features of each sixteen bytes of one, and those 64 behind, which are their pairs; rows begin
-// with bytes of their own, so that no two meet in a bank. It is short: the steps between two tiles
-// leave nothing of it in the instruction cache.
+// The same with norm and rotation. A warp takes eight rows at a time, twice; a lane takes two
+// features of each 16 bytes of a row, and the two features 64 further, which are their rotation
+// partners. Each row begins at another 16 bytes, which avoids bank conflicts. The code is short,
+// since the steps between two tiles evict it from the instruction cache.
 template <bool kBF16>
 __device__ __forceinline__ void turn_queries(Shared<kUsualDim>& s, const float* from, const Walk& w,
                                              const Before& b) {
   constexpr int kHalf = kUsualDim / 2, kAtOnce = 4;
-  int thread;  // where it is known as threadIdx.x, what depends on it stays in registers all along
+  // If the compiler knew it as threadIdx.x, everything derived from it would occupy registers
+  // throughout.
+  int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   const int lane = thread % 32, group = thread / 128, first = thread % 128 / 32 * 16;
   const int rows = w.tile.rows - group * kGroupRows - first;

@@ -1,6 +1,6 @@
-// What lies between the QKV GEMM and attention: norms of heads, rotary embedding and storing to the
-// cache, in one pass. A warp processes one head of one token. The head's size fixes the order of
-// sums of its norm.
+// The operations between the QKV GEMM and attention in one pass: norms of heads, rotary embedding
+// and storing to the KV cache. A warp processes one head of one token. The head's size fixes the
+// order of sums of its norm.
 #include "backend/cuda/attention/qk_norm_rope_store.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
@@ -14,7 +14,7 @@ struct HeadPlace {
 };
 
 __device__ __forceinline__ HeadPlace place_of(const BatchArgs& b, int token) {
-  if (token < b.sequences) {  // one token per sequence: all three are loaded at once
+  if (token < b.sequences) {  // decode batch: all three are loaded at once
     const int begin = b.query_start[token], end = b.query_start[token + 1];
     const int context = b.context_len[token];
     if (begin == token && end == token + 1) return {token, context - 1};
@@ -41,10 +41,10 @@ __device__ __forceinline__ Slot slot_of(const BatchArgs& b, int token) {
   return {b.tables[place.sequence * b.table_stride + place.position / kBlockTokens],
           place.position % kBlockTokens};
 }
-// Where a stored head goes.
+// Where a head is stored.
 struct Kept {
   uint8_t* to = nullptr;
-  ScalesAt scales;  // of the head's numbers from there on
+  ScalesAt scales;  // relative to `to`
 };
 __device__ __forceinline__ Kept place_in_cache(const HeadsArgs& a, HeadsArgs::Store store, int head,
                                                const Slot& slot) {
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   while (p < a.count && h >= a.of[p].heads) h -= a.of[p++].heads;
   if (p == a.count) return;
   const HeadsArgs::Part& part = a.of[p];
-  // Tables were copied before the step's first kernel.
+  // Block tables were copied before the step's first kernel.
   Kept kept;
   if (part.store != HeadsArgs::kNowhere) {
     kept = place_in_cache(a, part.store, h, slot_of(a.batch, token));
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   float* head = rooms + warp * room;
   const float* table = a.cos_sin + static_cast<int64_t>(token) * part.rotary_dim;
   wait();
-  Turn turn = turn_at(part, table, lane * 4);  // loads overlap those of the head
+  Turn turn = turn_at(part, table, lane * 4);  // these loads overlap those of the head
   for (int c = lane * 4; c < dim; c += 128) {
     *reinterpret_cast<float4*>(head + c) = load_four(x, c, dim, whole);
   }
@@ -99,14 +99,14 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
         for (int i = 0; i < 4 && c + i < dim; ++i) x[c + i] = values[i];
       }
     }
-    if (kept.to != nullptr) {  // such heads are multiples of 8
+    if (kept.to != nullptr) {  // stored heads are multiples of 8 features
       store_four(part_of(a.cache.type, true), kept.to, c, dim, v, kept.scales);
     }
   }
 }
 
-// A warp processes several usual heads of a token, in prompts all of them, because finding a
-// token's slot is not free.
+// A warp processes several usual heads of a token (in prefill all of them), because finding a
+// token's slot costs time.
 constexpr int kAtOnce = 4;
 
 bool usual(const HeadsArgs& a) {
@@ -132,7 +132,8 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
     turned = turned || a.of[p].rotary_dim != 0;
   }
   Slot slot = {};
-  if (kept) slot = slot_of(a.batch, token);  // tables came before the step's first kernel
+  // Block tables were copied before the step's first kernel.
+  if (kept) slot = slot_of(a.batch, token);
   wait();
   Turn turn = {};
   if (turned) turn = usual_turn(a.cos_sin, token, c);
@@ -163,7 +164,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
 }
 
 // Usual heads of many tokens that only the cache needs: a warp processes one head of eight tokens,
-// so that many loads overlap, and adjacent numbers are written together. Blocks: [kTokensOfWarp
+// so that many loads overlap and adjacent features are written together. Grid: [kTokensOfWarp
 // tokens, kHeadWarps heads].
 constexpr int kTokensOfWarp = 8;
 
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
       rotate_usual(v[i], usual_turn(a.cos_sin, min(first + i, last), c));
     }
   }
-  // As many lanes as hold 16 bytes of a token exchange them, so that each has a token.
+  // The lanes that hold 16 bytes of a token exchange them, so that each lane has one token.
   if constexpr (in_bytes(kType)) {
 #pragma unroll
     for (int from = 0; from < kTokensOfWarp; from += 4) {
@@ -281,8 +282,8 @@ int complete_heads(const Context& ctx, const HeadsArgs& args) {
                 static_cast<size_t>(kHeadWarps * room) * sizeof(float), args, room);
 }
 
-// The parts that are stored in four bits are complete first, and then stored by a kernel of their
-// own. The other kernels never see them as stored: of K8V4 they store keys alone.
+// Parts stored in four bits are computed first, and stored by a separate kernel. The other kernels
+// don't see them as stored parts: for K8V4 they store keys only.
 int heads_in_four_bits(const Context& ctx, const HeadsArgs& args) {
   HeadsArgs plain = args, rotated = args;
   plain.count = rotated.count = 0;

@@ -1,6 +1,6 @@
-// A head's norm, its rotation and its form in the cache, by one warp. Used by
-// qk_norm_rope_store.cu, and by single-query attention before it begins. The head's size fixes the
-// order of sums of the norm.
+// Normalises a head, rotates it and converts it to the cache's type, by one warp. Used by
+// qk_norm_rope_store.cu and, fused, by the decode kernels. The head's size fixes the order of sums
+// of the norm.
 #pragma once
 
 #include "backend/cuda/attention/attention.cuh"
@@ -8,7 +8,8 @@
 namespace freshet::cuda {
 
 // INT8 codes and their scale, as ops::int8_scale() defines them, except that codes times scale are
-// in F16's range: four adjacent numbers of 32, by their (at most) eight lanes.
+// in F16's range. Encodes a lane's four adjacent features; (at most) eight lanes share the scale of
+// 32 features.
 __device__ __forceinline__ uint32_t int8_codes(const float4& v, int lanes, uint16_t* scale) {
   const auto lane = static_cast<int>(threadIdx.x % 32);
   float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
@@ -31,7 +32,7 @@ __device__ __forceinline__ uint32_t e4m3_codes(const float4& v) {
   return two_e4m3(most(v.x), most(v.y)) | two_e4m3(most(v.z), most(v.w)) << 16;
 }
 
-// Four adjacent numbers of a head, from feature c on, as a cache stores them; in INT8 the lanes of
+// Four adjacent features of a head, from feature c on, in the cache's type; for INT8 the lanes of
 // 32 features must call this together.
 struct Form {
   uint2 numbers;
@@ -75,7 +76,7 @@ __device__ __forceinline__ float sum_of_warp(float v) {
   return v;
 }
 
-// Four adjacent numbers of a row of `n`.
+// Loads elements c to c + 3 of a row of `n`; zeros beyond the end.
 __device__ __forceinline__ float4 load_four(const float* p, int c, int n, bool whole) {
   if (whole) return *reinterpret_cast<const float4*>(p + c);
   const auto at = [&](int i) { return c + i < n ? p[c + i] : 0.0f; };
@@ -86,7 +87,7 @@ __device__ __forceinline__ float4 load_four(const float* p, int c, int n, bool w
 static __device__ __noinline__ void norm_head(float* head, int dim, const NormArgs& norm,
                                               int64_t offset) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  // Calls f for each of a lane's numbers.
+  // Calls f for each of a lane's elements.
   const auto each = [&](const auto& f) {
     for (int c = lane * 4; c < dim; c += 128) {
 #pragma unroll
@@ -131,7 +132,7 @@ __device__ __forceinline__ float4 weight_at(const HeadsArgs::Part& part, int hea
   return *reinterpret_cast<const float4*>(part.norm.weight +
                                           (part.norm_per_head != 0 ? head * kUsualDim : 0) + c);
 }
-// norm_head() for a usual head, of which a lane has v.
+// norm_head() for a usual head, of which a lane holds v.
 __device__ __forceinline__ float norm_scale(const float4& v, float eps) {
   float sum = __fmaf_rn(v.x, v.x, 0.0f);
   sum = __fmaf_rn(v.y, v.y, sum);
@@ -147,15 +148,15 @@ __device__ __forceinline__ void norm_four(float4& v, const float4& weight, float
   v.w = __fmul_rn(__fmul_rn(v.w, scale), weight.w);
 }
 
-// Number c of a head, rotated: `partner` is the other one of its pair; `second` says which one this
-// is.
+// Feature c of a head, rotated: `partner` is the other element of its pair; `second` says which one
+// this is.
 __device__ __forceinline__ float rotated(float v, float partner, float cos, float sin,
                                          bool second) {
   return __fmaf_rn(v, cos, second ? __fmul_rn(partner, sin) : -__fmul_rn(partner, sin));
 }
 
-// The angles of four adjacent features from c on, where the two numbers of a pair are half of the
-// rotated part apart.
+// Cosines and sines of four adjacent features from c on, if the two elements of a pair are half of
+// the rotated part apart.
 struct Turn {
   float4 cos, sin;
 };
@@ -220,7 +221,8 @@ __device__ __forceinline__ float4 rotate_four(const float* head, int c, int dim,
   return rotate_each(head, c, dim, part, table);
 }
 
-// heads() for results that only attention reads: stored parts may stay as they are.
+// heads() whose results are only read by attention from the cache: stored parts need not be written
+// back.
 int heads_to_cache(const Context& ctx, const HeadsArgs& args);
 
 }  // namespace freshet::cuda

@@ -1,6 +1,6 @@
-// Keys and values in four bits: the Hadamard transform of heads, and storing them. A warp has one
-// head of one token in shared memory. Additions of the transform are in the order of
-// ops/hadamard.h, so that both have the same bits.
+// Four-bit keys and values: the Hadamard transform of heads, and storing them. A warp has one head
+// of one token in shared memory. The transform's additions are in the order of ops/hadamard.h, so
+// that both are bit-identical.
 #include "backend/cuda/attention/attention.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kRotateWarps = 4;
 
-// Transforms `n` numbers of a warp in place.
+// Transforms a head of `n` elements in place.
 __device__ __forceinline__ void transform_head(float* head, int n) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int size = n & -n;
@@ -55,7 +55,7 @@ __device__ __forceinline__ float extreme_of(float v, bool most) {
   return v;
 }
 
-// Where a token is stored: its sequence by bisection.
+// Where a token is stored; its sequence is found by bisection.
 struct RotatedSlot {
   int64_t block;
   int at;
@@ -75,7 +75,7 @@ __device__ __forceinline__ RotatedSlot rotated_slot(const BatchArgs& b, int toke
 }
 
 // Stores heads in four bits: codes and scales as ops::int4_scale() defines them, except that codes
-// times scale are in F16's range. Blocks: [token, heads of all parts].
+// times scale are in F16's range. Grid: [token, heads of all parts].
 __global__ void __launch_bounds__(kRotateWarps * 32)
     store_rotated_kernel(const __grid_constant__ HeadsArgs a, int room) {
   extern __shared__ float rotate_room[];

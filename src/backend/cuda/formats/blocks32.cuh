@@ -1,4 +1,4 @@
-// Formats in blocks of 32 numbers with a scale each, as tiles (formats.cuh).
+// Formats in blocks of 32 elements with one scale each, as tiles (formats.cuh).
 #pragma once
 
 #include "backend/cuda/formats/lanes.cuh"
@@ -22,7 +22,7 @@ struct Heads {  // the stored scales, [16 rows][blocks][bytes]
   }
 };
 
-// Numbers plus 128.
+// INT8 codes, stored plus 128.
 struct Q8_0 : Whole {
   static constexpr Code kCode = Code::kQ8_0;
   static constexpr int kUnit = 64, kVectors = 2, kTileBytes = 16 * 64 + 64, kBlock = 32,
@@ -56,7 +56,7 @@ struct Q8_0 : Whole {
     }
     pack_used<Scales>(tile + 1024, rows, left, thread, 34);
   }
-  // Converted scales: [8 (g)][block] of rows g, g + 8.
+  // Packs the converted scales: [8 (g)][block] of rows g and g + 8.
   template <class Its>
   static __device__ void pack_used(uint8_t* to, const uint8_t* const* rows, int64_t left, int i,
                                    int block_bytes) {
@@ -102,7 +102,7 @@ struct Q4_0 : Whole {
   }
   static __device__ void pack_numbers(uint8_t* tile, const uint8_t* const* rows, int64_t left,
                                       int thread) {
-    if (thread < 128) {  // 4 bytes each: eight numbers of 16 columns
+    if (thread < 128) {  // 4 bytes per thread: eight codes of 16 columns
       const int lane = thread / 4, k = thread % 4;
       uint32_t bits = 0;
       for (int n = 0; n < 8; ++n) {
@@ -131,7 +131,7 @@ struct MXFP4 : Plain {
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + lane);
     p.s.x = From::get(reinterpret_cast<const uint32_t*>(tile + 512) + lane / 4);
   }
-  // The doubled value of the code, times half a power of two.
+  // Value of an E2M1 code: m is twice its magnitude, and d (scale()) is half of the block's scale.
   static __device__ float value(uint32_t code, float d) {
     const uint32_t m = code & 7;
     const float v = static_cast<float>(m < 4 ? m : m < 6 ? m * 2 - 4 : m * 4 - 16);
@@ -144,7 +144,7 @@ struct MXFP4 : Plain {
   // are one factor. No weight has scales beyond 2^65 or below 2^-62.
   static constexpr int kDown = 64;
   static constexpr float kUp = 0x1p64f;
-  // Packs the exponents of these factors.
+  // The exponent of the factor in BF16: the block's E8M0 exponent, at most kMost, plus kMore.
   static constexpr uint32_t kMore = 126 - kDown, kMost = 254 - kMore;
   // The bits of a half in which register j's code has its sign and its other bits (exponent and
   // mantissa), chosen so that two() needs the fewest shifts.

@@ -1,18 +1,18 @@
-// How stored formats are packed in tiles of 16 rows by kUnit columns, and how a lane decodes its
+// How weight formats are packed in tiles of 16 rows by kUnit columns, and how a lane decodes its
 // fragment.
 //
 // A lane of mma.m16n8k16 multiplies rows g = lane / 4 and g + 8, columns 2 t, 2 t + 1, 2 t + 8 and
-// 2 t + 9 of every 16 (t = lane % 4), so a tile keeps each lane's numbers together:
+// 2 t + 9 of every 16 (t = lane % 4), so a tile keeps each lane's quants together:
 //   quants  [kUnit / 64 pieces][vectors per piece][32 lanes][16 bytes]
 //   scales  [8 (g)][bytes of rows g and g + 8]
 // (BF16 is packed as core matrices instead.) A piece is 64 columns.
-// `Format::load` fetches a lane's part of a piece; `decode` turns it into four A operands. Numbers
-// with scales become BF16 values: the scale is rounded to BF16, and so is its product with the
-// number, each with a relative error of up to 2^-8 (in formats with minima: relative to the
-// number's distance from the middle of its range). FP8 codes are decoded without their scales; sums
-// over a group of kGroup operands are multiplied by the scale.
-// Packing moves bits without changing them, except the scales of formats with kHasHeads: these are
-// converted to the form in which they are used.
+// `Format::load` fetches a lane's part of a piece; `decode` dequantises it into four A operands.
+// Elements with scales become BF16 values: the scale is rounded to BF16, and so is its product with
+// the element, each with a relative error of up to 2^-8 (in formats with minima: relative to the
+// element's distance from the middle of its range). FP8 codes are decoded without their scales;
+// sums over a group of kGroup operands are multiplied by the scale. Packing moves bits without
+// changing them, except the scales of formats with kHasHeads: these are converted to the form that
+// kernels use.
 #pragma once
 
 #include "backend/cuda/formats/blocks32.cuh"
@@ -89,14 +89,14 @@ bool with_format(Code code, const Body& body) {
       return true;
     case Code::kCount:
     case Code::kExactF32:   // gemm_f32_bf16x3.cuh
-    case Code::kFP8Panels:  // FP8Panels
-    case Code::kHeads:      // Heads
+    case Code::kFP8Panels:  // packed as panels by pack.cu, which names the struct itself
+    case Code::kHeads:      // stored scales beside the tiles (blocks32.cuh); never multiplied
       break;
   }
   return false;
 }
 
-// Block formats with few bits per number, which lanes decode into registers.
+// Block formats with few bits per element, which lanes dequantise into registers.
 template <class F>
 inline constexpr bool kQuantised = F::kBlock > 1 && F::kCode != Code::kFP8;
 inline bool quantised(Code code) {
@@ -104,8 +104,8 @@ inline bool quantised(Code code) {
   with_format(code, [&](auto f) { is = kQuantised<decltype(f)>; });
   return is;
 }
-// For device code: whether mma kernels are called for any number of tokens. Hopper uses wgmma for
-// many and need not contain those instances.
+// For device code: whether the mma kernels run this format for any number of tokens. On Hopper,
+// wgmma kernels take over for many tokens, and those instances need not be compiled.
 #if __CUDA_ARCH__ >= 900
 template <class F>
 inline constexpr bool kHasOnlyMma = !kQuantised<F>;
@@ -114,8 +114,8 @@ template <class F>
 inline constexpr bool kHasOnlyMma = true;
 #endif
 
-// The number of row tiles that are interleaved, one column unit after the other, so that what a
-// block of gemm_bf16_sm90_m65.cu reads of BF16 weights at once is one bulk copy.
+// The number of row tiles that are interleaved, one column unit after the other, so that a K step
+// of BF16 weights in gemm_bf16_sm90_m65.cu is one bulk copy.
 template <class F>
 inline constexpr int kPanelTiles = 1;
 template <>
@@ -129,11 +129,11 @@ inline constexpr int kPanelTiles<FP8Panels> = 4;
 template <>
 inline constexpr int kPanelTiles<INT8> = 8;
 
-// The distance from a tile to the next one along K.
+// Bytes from a tile to the next one along K.
 template <class F>
 inline constexpr int64_t kUnitStep = int64_t{kPanelTiles<F>} * F::kTileBytes;
 
-// Where a row tile begins, and how many bytes `tiles` of them have.
+// Offset of a row tile, and the bytes of `tiles` row tiles.
 template <class F>
 __host__ __device__ __forceinline__ int64_t tile_at(int64_t tile, int64_t cols) {
   const int64_t units = (cols + F::kUnit - 1) / F::kUnit;
@@ -144,7 +144,7 @@ __host__ __device__ __forceinline__ int64_t tiles_bytes(int64_t tiles, int64_t c
   return tile_at<F>((tiles + kPanelTiles<F> - 1) / kPanelTiles<F> * kPanelTiles<F>, cols);
 }
 
-// The scales of INT8 rows, behind all tiles.
+// The scales of INT8 rows, which follow all tiles.
 __host__ __device__ __forceinline__ const float* int8_scales(const uint8_t* packed, int64_t rows,
                                                              int64_t cols) {
   return reinterpret_cast<const float*>(packed + tiles_bytes<INT8>((rows + 15) / 16, cols));

@@ -1,10 +1,10 @@
 // GGUF formats with fields of odd widths: Q5_0, IQ4_NL, Q4_1, Q5_1; Q5_K, IQ4_XS, Q3_K, Q2_K.
 //
-// A lane's number of operand k (0 to 3 of a piece), register j and half n starts at bit 16 n + x of
-// a word, so that two adjacent numbers are extracted together. Four-bit numbers: x = 4 j, one word
-// per operand. Two-bit numbers: x = 8 (k % 2) + 2 j, two words. Three- and five-bit numbers are
-// arranged so that the fewest instructions extract them (Threes, Fives), and codes of table
-// look-ups so that the fewest instructions look them up.
+// A lane's code for operand k (0 to 3 of a piece), register j and half n starts at bit 16 n + x of
+// a word, so that two adjacent codes are extracted together. Four-bit codes: x = 4 j, one word per
+// operand. Two-bit codes: x = 8 (k % 2) + 2 j, two words. Three- and five-bit codes are arranged so
+// that the fewest instructions extract them (Threes, Fives), and codes of lookup tables so that the
+// fewest instructions look them up.
 #pragma once
 
 #include "backend/cuda/formats/blocks32.cuh"
@@ -12,11 +12,11 @@
 
 namespace freshet::cuda {
 
-// The words of a unit's fields of kBits: [pieces][32 lanes][kBits].
+// The words of a unit's kBits-wide fields: [pieces][32 lanes][kBits].
 template <int kBits>
 struct Fields {
   static constexpr int kOperands = 4 / kBits;  // per word
-  // Word i; stored(row, col) returns what a row has there.
+  // Word i; stored(row, col) returns the stored code.
   template <class Stored>
   static __device__ uint32_t word(const uint8_t* const* rows, int64_t left, int i,
                                   const Stored& stored) {
@@ -33,7 +33,7 @@ struct Fields {
     }
     return bits;
   }
-  // All words of `pieces`, by the 256 threads of a block.
+  // Packs all words of `pieces`, by the 256 threads of a block.
   template <class Stored>
   static __device__ void pack(uint8_t* to, const uint8_t* const* rows, int64_t left, int pieces,
                               int thread, const Stored& stored) {
@@ -48,7 +48,7 @@ struct Fields {
     const int bit = col % 2 * 16 + (k % kOperands * 4 + j) * kBits;
     return reinterpret_cast<const uint32_t*>(from)[i] >> bit & ((1u << kBits) - 1);
   }
-  // Both numbers of register j of operand k, at bits 0 and 16, with other bits beside them.
+  // Both codes of register j of operand k, at bits 0 and 16; the bits around them are not cleared.
   static __device__ __forceinline__ uint32_t two(const uint32_t (&words)[kBits], int k, int j) {
     return words[k / kOperands] >> (k % kOperands * 4 + j) * kBits;
   }
@@ -56,7 +56,8 @@ struct Fields {
 using Nibbles = Fields<4>;
 using Pairs = Fields<2>;
 
-// The 16-byte encoding of halves of blocks of 32 numbers.
+// Code of a column in a block of 32 four-bit codes, whose 16 bytes hold the first half in the low
+// nibbles and the second half in the high ones.
 __device__ __forceinline__ uint32_t nibble_of(const uint8_t* bytes, int col) {
   return (bytes[col % 16] >> (col % 32 / 16 * 4)) & 15;
 }
@@ -64,12 +65,12 @@ __device__ __forceinline__ uint32_t bit_of(const uint8_t* bytes, int col) {
   return (bytes[col / 8] >> (col % 8)) & 1;
 }
 
-// Numbers whose bits have individual positions (Its::part) in a lane's kWords words of a piece:
-// [pieces][32 lanes][all words but the last], followed by the last words. After extraction numbers
-// of rows g begin at bit 0, those of rows g + 8 at bit kAtH.
+// Codes whose bits have individual positions (Its::part) in a lane's kWords words of a piece:
+// [pieces][32 lanes][all words but the last], followed by the last words. After extraction codes of
+// rows g begin at bit 0, those of rows g + 8 at bit kAtH.
 template <class Its>
 struct Packed {
-  // The positions of number j of operand k: bits of half a word, in up to three parts.
+  // The positions of code j of operand k: bits of half a word, in up to three parts.
   struct Part {
     int word, bit, from, count;
   };
@@ -91,7 +92,7 @@ struct Packed {
     }
     return bits;
   }
-  // Of all pieces, by the 256 threads of a block: first words, then the last ones.
+  // Packs all pieces, by the 256 threads of a block: first words, then the last ones.
   template <class Stored>
   static __device__ void pack(uint8_t* to, const uint8_t* const* rows, int64_t left, int pieces,
                               int thread, const Stored& stored) {
@@ -125,7 +126,7 @@ struct Fives : Packed<Fives> {
     if (j < 3) return {k, 5 * j, 0, i == 0 ? 5 : 0};
     return i == 0 ? Part{4, 4 * k, 0, 4} : Part{k, 15, 4, 1};
   }
-  // a[k] = operand(k, numbers of registers 0 to 3).
+  // a[k] = operand(k, codes of registers 0 to 3).
   template <class Operand>
   static __device__ __forceinline__ void decode(const uint4& q, uint32_t fours, uint4 (&a)[4],
                                                 const Operand& operand) {
@@ -150,7 +151,7 @@ struct Threes : Packed<Threes> {
     if (j < 3) return {j, j == 1 ? 13 : 12, 0, i == 0 ? 3 : 0};
     return {i, i == 1 ? 12 : 15, i, 1};
   }
-  // As in Fives.
+  // Like Fives::decode().
   template <class Operand>
   static __device__ __forceinline__ void decode(const uint4& q, uint4 (&a)[4],
                                                 const Operand& operand) {
@@ -168,7 +169,7 @@ struct Threes : Packed<Threes> {
   }
 };
 
-// Fives, with Q8_0's scales.
+// Codes as in Fives, scales as in Q8_0.
 struct Q5_0 : Whole {
   static constexpr Code kCode = Code::kQ5_0;
   static constexpr int kUnit = 64, kVectors = 2, kTileBytes = 512 + 128 + 64;
@@ -202,7 +203,7 @@ struct Q5_0 : Whole {
   }
 };
 
-// Four-bit codes of non-uniform levels, which are stored plus 128.
+// Four-bit codes of non-uniform levels; the levels are stored plus 128.
 constexpr uint32_t four_bytes(int a, int b, int c, int d) {
   return (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (d & 255u) << 24;
 }
@@ -215,7 +216,7 @@ struct Levels {
   static constexpr uint32_t k0 = four_bytes(1, 24, 45, 63), k4 = four_bytes(129, 141, 153, 166);
   static constexpr uint32_t k8 = four_bytes(79, 93, 106, 118);
   static constexpr uint32_t k12 = four_bytes(181, 197, 217, 241);
-  // The second table, which begins with code 15.
+  // The second table, which begins at code 15.
   static constexpr uint32_t k15 = ~four_bytes(241, 217, 197, 181);
   static constexpr uint32_t k11 = four_bytes(118, 106, 93, 79);
   static __device__ __forceinline__ uint32_t looked_up(uint32_t low, uint32_t high,
@@ -224,7 +225,7 @@ struct Levels {
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(codes));
     return bytes;
   }
-  // Our numbering of a stored code.
+  // A stored code in this numbering.
   static __device__ __forceinline__ uint32_t ours(uint32_t code) {
     return code - 4 < 8 ? code ^ 12 : code;
   }
@@ -232,12 +233,12 @@ struct Levels {
     const uint32_t four = ours < 8 ? ours < 4 ? k0 : k4 : ours < 12 ? k8 : k12;
     return static_cast<float>(static_cast<int>(four >> ours % 4 * 8 & 255) - 128);
   }
-  // One word per operand: registers 0 and 1 of halves 0 and 1 at bits 0, 4, 8 and 12, and then 2
-  // and 3.
+  // One word per operand: registers 0 and 1 of halves 0 and 1 at bits 0, 4, 8 and 12, then
+  // registers 2 and 3 likewise.
   static __device__ int bit(int row, int col) {
     return col % 16 / 8 * 16 + col % 2 * 8 + row / 8 * 4;
   }
-  // Words of `pieces`, by the 256 threads of a block.
+  // Packs the words of `pieces`, by the 256 threads of a block.
   template <class Stored>
   static __device__ void pack(uint8_t* to, const uint8_t* const* rows, int64_t left, int pieces,
                               int thread, const Stored& stored) {
@@ -274,7 +275,7 @@ struct Levels {
   template <class Of>  // of(k): the row words of an operand
   static __device__ __forceinline__ void decode(const uint4& q, uint4 (&a)[4], const Of& of) {
     const uint32_t words[4] = {q.x, q.y, q.z, q.w};
-    // A zero that the compiler does not know of, so that tables stay in registers.
+    // A zero that the compiler can't see, so that the tables stay in registers.
     const uint32_t zero = threadIdx.z, first = k0 + zero, second = k15 + zero, minus = zero - 1;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -290,7 +291,7 @@ struct Levels {
   }
 };
 
-// Q8_0's scales.
+// Codes as in Levels, scales as in Q8_0.
 struct IQ4_NL : Whole {
   static constexpr Code kCode = Code::kIQ4_NL;
   static constexpr int kUnit = 64, kVectors = 1, kTileBytes = 512 + 64, kBlock = 32, kBytes = 18;
@@ -354,7 +355,7 @@ struct Q4_1 : Whole {
   }
 };
 
-// Fives, and groups of formats with minima.
+// Codes as in Fives, with scales and minima per group (KGroups).
 struct AffineFives : Whole {
   using Groups = KGroups<4>;
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
@@ -415,7 +416,7 @@ struct Q5_K : AffineFives {
   }
 };
 
-// Levels, followed by converted scales: [4 pieces][8 (g)][group] of rows g, g + 8.
+// Codes as in Levels, then converted scales: [4 pieces][8 (g)][group] of rows g and g + 8.
 struct IQ4_XS : Whole {
   static constexpr Code kCode = Code::kIQ4_XS;
   static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 4 * 512 + 256;
@@ -454,7 +455,7 @@ struct IQ4_XS : Whole {
   }
 };
 
-// Threes, [4 pieces][32 lanes] words 0 and 1 and then word 2; Q6_K's scales.
+// Codes as in Threes: [4 pieces][32 lanes] words 0 and 1, then all words 2; scales as in Q6_K.
 struct Q3_K : Whole {
   static constexpr Code kCode = Code::kQ3_K;
   static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 1024 + 512 + 512;
@@ -475,7 +476,7 @@ struct Q3_K : Whole {
       return make_uint4(g(n.x), h(n.y), g(n.z), h(n.w));
     });
   }
-  // One of 16 groups.
+  // Scale of one of 16 groups.
   static __device__ float scale(const uint8_t* head, int group) {
     const uint32_t s = (head[group % 8] >> (group / 8 * 4) & 15) |
                        (head[8 + group % 4] >> (group / 4 * 2) & 3) << 4;
@@ -499,8 +500,8 @@ struct Q3_K : Whole {
   }
 };
 
-// Two bits; [16 rows][16 groups] scale and minimum, four bits each; [16 rows] their factors. The
-// numbers of a row's group have one of four values, which are looked up.
+// Two-bit codes; then [16 rows][16 groups] scale and minimum of four bits each, and [16 rows] their
+// factors. The elements of a row's group take one of four values, which are looked up.
 struct Q2_K : Plain {
   static constexpr Code kCode = Code::kQ2_K;
   static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 1024 + 256 + 64;
@@ -533,7 +534,7 @@ struct Q2_K : Plain {
         of[r][1] = pack_bf16(value(factors, group, 2), value(factors, group, 3));
       }
       const auto two = [&](int j) {
-        // Number q has bytes 2 q and 2 q + 1.
+        // Code q has bytes 2 q and 2 q + 1.
         const uint32_t both = Pairs::two(q, k, j) & 0x00030003;
         const uint32_t which = (both | both >> 8) & 0x0303;
         return __byte_perm(of[j % 2][0], of[j % 2][1], which * 0x22 + 0x1010);

@@ -6,8 +6,9 @@
 namespace freshet::cuda {
 
 // Core matrices of 8 rows by 16 columns, 128 bytes each: [row / 8][col / 16][row % 8][col % 16],
-// the layout of tokens, too (api.h). A row's scale is not in its tiles: see int8_scales(). Dense
-// GEMMs multiply bytes (gemm_int8.cuh); GEMMs of experts multiply BF16 values and scale the sums.
+// the layout of INT8 activations, too (api.h). A row's scale is not in its tiles: see
+// int8_scales(). Dense GEMMs multiply the bytes (gemm_int8.cuh); expert GEMMs multiply BF16 values
+// and scale the sums.
 struct INT8 : Plain {
   static constexpr Code kCode = Code::kInt8;
   static constexpr int kUnit = kInt8Cols, kVectors = 4, kTileBytes = 2 * kInt8TileBytes;
@@ -46,8 +47,8 @@ struct INT8 : Plain {
   }
 };
 
-// Numbers d (q - z). The difference is exact in BF16; it is computed with Centred's fma for the
-// middle, and its product with the scale is rounded.
+// Dequantises d (q - z). The difference is exact in BF16; its product with the scale is rounded.
+// The fma for the difference is that of Centred.
 struct FromZero {
   uint32_t scale, zero;
   template <int kAt>
@@ -63,7 +64,7 @@ struct FromZeroRows {
     constexpr int kLow = FromZero::kLow;
     const auto d = [](uint32_t word) { return __uint_as_float(word & 0xfffff000); };
     const uint32_t scale = mul2(pack_bf16(d(word_g), d(word_h)), power2(kLow - Whole::kDown));
-    // Zero points read as BF16 are 2^-133 times their value.
+    // A zero point whose bits are read as BF16 is 2^-133 times its value.
     const uint32_t zeros = __byte_perm(word_g, word_h, 0x5410) & 0x000f000f;
     const uint32_t zero = mul2(zeros, power2(133 - kLow) | kMinus);
     g = {low2(scale), low2(zero)};

@@ -1,4 +1,4 @@
-// Formats in blocks of 256 numbers with scales of sub-blocks, as tiles (formats.cuh).
+// Formats in blocks of 256 elements with scales per sub-block, as tiles (formats.cuh).
 #pragma once
 
 #include "backend/cuda/formats/blocks32.cuh"
@@ -12,10 +12,10 @@ __device__ __forceinline__ uint2 scale_min(const uint8_t* head, int g) {
   return {(byte(g + 4) & 15) | (byte(g - 4) >> 6 << 4), (byte(g + 4) >> 4) | (byte(g) >> 6 << 4)};
 }
 
-// The converted parameters of groups of 32 numbers: a value is the number's distance from 2^kMiddle
+// The converted parameters of groups of 32 elements: a value is the code's distance from 2^kMiddle
 // times the scale, plus the value at 2^kMiddle, both in BF16. Unpacking them from six bits for
-// every tile and token would be half of all instructions.
-// [4 pieces][8 (g)][group][row half] (scale, value), of 16 rows by 256 columns.
+// every tile and token would be half of all instructions. Layout: [4 pieces][8 (g)][group][row
+// half] (scale, value), for 16 rows by 256 columns.
 template <int kMiddle>
 struct KGroups {
   static constexpr int kBytes = 512;
@@ -23,7 +23,7 @@ struct KGroups {
   static __device__ uint4 load(const uint8_t* groups, int piece, int lane) {
     return From::get(reinterpret_cast<const uint4*>(groups) + piece * 8 + lane / 4);
   }
-  // a[k] = operand(k, rows g, rows g + 8).
+  // a[k] = operand(k, parameters of rows g, of rows g + 8).
   template <class Operand>
   static __device__ void decode(const uint4& s, uint4 (&a)[4], const Operand& operand) {
 #pragma unroll
@@ -44,7 +44,7 @@ struct KGroups {
     }
     reinterpret_cast<uint32_t*>(groups)[thread] = word;
   }
-  // The word of a group whose values are number * d - minimum.
+  // The word of a group whose values are code * d - minimum.
   static __device__ uint32_t used(float d, float least) {
     using Rows = CentredRows<kMiddle>;
     const Centred<kMiddle> g = Rows(d * Rows::kScaleBy, least * Rows::kLeastBy, 0.0f, 0.0f).g;
@@ -52,7 +52,7 @@ struct KGroups {
   }
 };
 
-// Four bits as in Q4_0, [4 pieces][32 lanes][16 bytes], and the groups.
+// Codes as in Q4_0: [4 pieces][32 lanes][16 bytes], then the parameters (KGroups).
 struct Q4_K : Whole {
   static constexpr Code kCode = Code::kQ4_K;
   using Groups = KGroups<3>;
@@ -68,7 +68,7 @@ struct Q4_K : Whole {
     Groups::decode(p.s, a,
                    [&](int k, const auto& g, const auto& h) { return nibbles(q[k], g, h); });
   }
-  // The operand whose numbers have four bits of a word each.
+  // The operand of a word of four-bit codes.
   static __device__ uint4 nibbles(uint32_t w, const Centred<3>& g, const Centred<3>& h) {
     const uint32_t next = w >> 8;
     return make_uint4(g.of<0>(w & 0x000f000f), h.of<4>(w & 0x00f000f0), g.of<0>(next & 0x000f000f),
@@ -94,7 +94,7 @@ struct Q4_K : Whole {
     return affine(head + row * kHeadBytes, col,
                   static_cast<uint32_t>(Q4_0::quant(tile + col / 64 * 512, row, col % 64)));
   }
-  // The value of number q in column col of a row with that header.
+  // The value of code q in column col of a row with this header.
   static __device__ float affine(const uint8_t* head, int col, uint32_t q) {
     const uint2 s = scale_min(head, col / 32);
     return __fsub_rn(static_cast<float>(q) * (half_at(head) * static_cast<float>(s.x)),
@@ -102,11 +102,12 @@ struct Q4_K : Whole {
   }
 };
 
-// Operand k (of a lane's four): [4 pieces][32 lanes][k] words with the numbers of registers 0 and
-// 1, at bits 0 and 6 (and 16 higher), and the lower four bits of register 3's; [4 pieces][32
-// lanes][k / 2] words with register 2's numbers, and the upper bits of register 3's, at bits 8 (k %
-// 2) and 6 higher; and then converted scales, times 2^kUp: [4 pieces][8 (g)][k] BF16 of rows g, g +
-// 8.
+// The six-bit codes of operand k (of a lane's four), then the scales:
+// - [4 pieces][32 lanes][k]: words with the codes of registers 0 and 1, at bits 0 and 6 (and 16
+//   higher), and the lower four bits of register 3's.
+// - [4 pieces][32 lanes][k / 2]: words with register 2's codes, and the upper bits of register 3's,
+//   at bits 8 (k % 2) and 6 higher.
+// - [4 pieces][8 (g)][k]: converted scales times 2^kUp, BF16 of rows g and g + 8.
 struct Q6_K : Whole {
   static constexpr Code kCode = Code::kQ6_K;
   static constexpr int kUnit = 256, kVectors = 2, kScales = 2048 + 1024, kTileBytes = kScales + 512;

@@ -1,5 +1,5 @@
-// Shared by the storage formats: a lane's positions in a tile (formats.cuh), and conversion of bits
-// to numbers.
+// Shared by the weight formats: a lane's positions in a tile (formats.cuh), and conversion of codes
+// to values.
 #pragma once
 
 #include "backend/cuda/runtime/common.cuh"
@@ -13,7 +13,7 @@ __device__ __forceinline__ float half_bits(uint32_t bits) {
   return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
 }
 
-// Row (0..15) and column (0..15) of number i (0..7) of a lane's operand.
+// Row (0..15) and column (0..15) of element i (0..7) of a lane's operand.
 __host__ __device__ __forceinline__ int operand_row(int lane, int i) {
   return lane / 4 + (i / 2 % 2) * 8;
 }
@@ -21,7 +21,8 @@ __host__ __device__ __forceinline__ int operand_col(int lane, int i) {
   return lane % 4 * 2 + (i / 4) * 8 + i % 2;
 }
 
-// How a lane loads. Weights in global memory are read once and never change.
+// How a lane loads weights: from global memory, where they are read once and never change, or from
+// shared memory.
 struct FromMemory {
   static constexpr bool kShared = false;
   template <class T>
@@ -42,7 +43,7 @@ struct Piece {  // a lane's share of 64 columns, before decoding
   uint4 s;      // scales
 };
 
-// Scales of a group for rows g and g + 8.
+// Scales of a group, for rows g and g + 8.
 struct Scales {
   float d0, d1;
 };
@@ -59,7 +60,7 @@ __device__ __forceinline__ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
                                    reinterpret_cast<const __nv_bfloat162&>(c));
   return reinterpret_cast<const uint32_t&>(v);
 }
-// One half of a register, duplicated: an operand of fma2 and mul2 that costs no instruction.
+// One half of a register, duplicated: an operand of fma2 and mul2 at no extra instruction.
 __device__ __forceinline__ uint32_t low2(uint32_t v) {
   const __nv_bfloat162 of = __low2bfloat162(reinterpret_cast<const __nv_bfloat162&>(v));
   return reinterpret_cast<const uint32_t&>(of);
@@ -90,7 +91,7 @@ struct Whole : Plain {
   static constexpr float kUp = 536870912.0f;
 };
 
-// values = numbers * scale + add.
+// value = code * scale + add.
 struct Line {
   uint32_t scale, add;
   __device__ __forceinline__ uint32_t operator()(uint32_t numbers) const {
@@ -102,8 +103,8 @@ struct Lines {
   Line g, h;
   __device__ __forceinline__ const Line& of(int j) const { return j % 2 == 0 ? g : h; }
 };
-// (number - 2^kMiddle) d, for numbers that begin at bit kAt, those of row g + 8 at kAtH. Scales are
-// converted at packing: BF16 of both rows, including the missing power of two.
+// (code - 2^kMiddle) d, for codes that begin at bit kAt, or kAtH for row g + 8. Scales are
+// converted when weights are packed: BF16 of both rows, including the missing power of two.
 template <int kMiddle, int kAt = 0, int kAtH = kAt>
 struct Scaled {
   static constexpr int kUp = 133 - Whole::kDown;
@@ -119,8 +120,8 @@ struct Scaled {
   }
 };
 
-// number * d - minimum, computed as (number - 2^kMiddle) d plus the value at the middle, which has
-// a smaller rounding error.
+// code * d - minimum, computed as (code - 2^kMiddle) d plus the value at the middle, which has a
+// smaller rounding error.
 template <int kMiddle>
 struct Centred {
   uint32_t scale, add;
@@ -147,15 +148,15 @@ struct CentredRows {
   }
 };
 
-// The byte of number (row, col) of a 64-column piece whose lanes hold one byte per number.
+// The byte of element (row, col) of a 64-column piece whose lanes hold one byte per element.
 __host__ __device__ __forceinline__ int byte_place(int row, int col) {
   const int k = col / 16, lane = row % 8 * 4 + col % 8 / 2;
   const int n = (col % 16 / 8) * 4 + (row / 8) * 2 + col % 2;
   return (k / 2) * 512 + lane * 16 + (k % 2) * 8 + n;
 }
-// The same for four bits per number: byte and half. A lane's 32 bits are eight numbers of 16
-// columns; number n is at bit 16 (n % 2) + 4 (n / 2), so that (bits >> 4 j) & 0x000f000f are
-// adjacent columns, and bits 4..7 of a half belong to row g + 8 if bits 0..3 belong to row g.
+// The same for four bits per element: the bit position. A lane's 32 bits are eight codes of 16
+// columns; code n is at bit 16 (n % 2) + 4 (n / 2), so that (bits >> 4 j) & 0x000f000f are adjacent
+// columns, and bits 4..7 of a half belong to row g + 8 if bits 0..3 belong to row g.
 __host__ __device__ __forceinline__ int nibble_bit(int row, int col) {
   const int k = col / 16, lane = row % 8 * 4 + col % 8 / 2;
   const int j = (col % 16 / 8) * 2 + row / 8;

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// What the scales of a panel have in common (FP8Panels::Scaled).
+// What the scales of a panel share (FP8Panels::Scaled).
 __global__ void __launch_bounds__(256) scaled_kernel(uint8_t* packed, int64_t rows, int64_t cols) {
   wait();
   using F = FP8Panels;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(256) scaled_kernel(uint8_t* packed, int64_t ro
   }
 }
 
-// Scales of INT8 rows, from the headers of `count` rows.
+// Copies the scales of INT8 rows from the headers of `count` rows.
 __global__ void __launch_bounds__(256)
     row_scales_kernel(float* to, const uint8_t* raw, int64_t count, int64_t row_bytes) {
   wait();
@@ -123,7 +123,7 @@ int64_t packed_bytes(const Context& ctx, Code code, int64_t rows, int64_t cols) 
   if (code == Code::kFP8Panels) {
     bytes += ceil_div(rows, FP8Panels::kRows) * static_cast<int64_t>(sizeof(int32_t));
   }
-  // As many as the tiles have rows, so that no kernel needs a bounds check.
+  // One scale for every row of the tiles, so that no kernel needs a bounds check.
   if (code == Code::kInt8) bytes += ceil_div(rows, 128) * 128 * static_cast<int64_t>(sizeof(float));
   return bytes;
 }

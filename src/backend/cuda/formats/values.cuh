@@ -1,4 +1,4 @@
-// Formats whose codes are the values themselves, and FP8, as tiles (formats.cuh).
+// Formats whose codes are floating-point values, and FP8, as tiles (formats.cuh).
 #pragma once
 
 #include "backend/cuda/formats/lanes.cuh"
@@ -6,7 +6,7 @@
 namespace freshet::cuda {
 
 // Core matrices of 8 rows by 8 columns, 128 bytes each: [row / 8][col / 8][row % 8][col % 8]. wgmma
-// reads them from shared memory, and ldmatrix makes a lane's operand of four.
+// reads them from shared memory; ldmatrix turns four of them into a lane's operand.
 struct BF16 : Plain {
   static constexpr Code kCode = Code::kBF16;
   static constexpr int kUnit = 64, kVectors = 4, kTileBytes = 16 * 64 * 2, kBlock = 1, kBytes = 2;
@@ -47,8 +47,8 @@ struct BF16 : Plain {
   }
 };
 
-// Tiles of 8 rows in the layout of tokens, [16 columns][row][16] and then [row] scales; two are a
-// tile of the kernels that multiply in BF16, in which E4M3 is exact.
+// Tiles of 8 rows in the layout of FP8 activations: [16 columns][row][16], then [row] scales. Two
+// of them make a tile of the kernels that multiply in BF16, in which E4M3 is exact.
 struct FP8 : Plain {
   static constexpr Code kCode = Code::kFP8;
   static constexpr int kUnit = 128, kVectors = 4, kTileBytes = 2 * 8 * (128 + 4);
@@ -76,7 +76,7 @@ struct FP8 : Plain {
     p.s.x = scale(lane / 4);
     p.s.y = scale(lane / 4 + 8);
   }
-  // Exponent and mantissa at their bits of an F16 are the number times 2^-8.
+  // An exponent and mantissa shifted to their place in an F16 are the value times 2^-8.
   static __device__ float value(uint32_t code) {
     return half_bits((code & 0x80) << 8 | (code & 0x7f) << 7) * 256.0f;
   }
@@ -104,18 +104,19 @@ struct FP8 : Plain {
   }
 };
 
-// FP8 for GEMMs on Hopper: panels of 64 rows, one step of 128 columns after the other. A step has
-// all codes, in the order of wgmma's core matrices, and then a scale for each row. In most panels
-// all rows, or all steps, have the same scale; then few scales or none are read. Behind all panels
-// a table says what the scales of each panel share.
+// FP8 for GEMMs on Hopper: panels of 64 rows, one K step of 128 columns after the other. A step has
+// all codes, in the order of wgmma's core matrices, then one scale per row. In most panels all
+// rows, or all steps, share a scale; then few scales or none are read. A table behind all panels
+// says what the scales of each panel share.
 struct FP8Panels : FP8 {
-  enum Scaled : int32_t { kOfBlocks, kOfSteps, kOfRows };  // share a scale: none; rows; columns
+  // What shares a scale: nothing; the rows of a step; the steps of a row.
+  enum Scaled : int32_t { kOfBlocks, kOfSteps, kOfRows };
   static constexpr int kRows = 64, kCodes = kRows * kUnit, kStepBytes = kCodes + kRows * 4;
   static __host__ __device__ constexpr int place(int row, int col) {
     return row / 8 * 1024 + col / 16 * 128 + row % 8 * 16 + col % 16;
   }
   static __host__ __device__ constexpr int scale_place(int row) { return kCodes + row * 4; }
-  // Where a step begins.
+  // Offset of a step.
   static __host__ __device__ int64_t step_at(int64_t panel, int64_t step, int64_t cols) {
     return (panel * (cols / kUnit) + step) * kStepBytes;
   }
@@ -123,7 +124,7 @@ struct FP8Panels : FP8 {
                                                       int64_t cols) {
     return reinterpret_cast<const int32_t*>(packed + step_at((rows + kRows - 1) / kRows, 0, cols));
   }
-  // Rows [first, first + 16) of a panel.
+  // Packs rows [first, first + 16) of a panel.
   static __device__ void pack(uint8_t* step, int first, const uint8_t* const* rows, int thread) {
     for (int i = thread; i < 16 * kUnit; i += 256) {
       const int row = i / 1024 * 8 + i % 128 / 16, col = i % 1024 / 128 * 16 + i % 16;
@@ -140,13 +141,13 @@ struct FP8Panels : FP8 {
   }
 };
 
-// The same tiles if activations are BF16, as in GEMMs of experts: codes become values. Their scale
-// is rounded to BF16, and so is its product with the code.
+// FP8 tiles for BF16 activations, as in expert GEMMs: codes become values. Their scale is rounded
+// to BF16, and so is its product with the code.
 struct FP8Values : FP8 {
   static constexpr int kGroup = 0;
   static constexpr int kDown = 16;  // values are stored times 2^-kDown, as in Whole
   static constexpr float kUp = 65536.0f;
-  // Exponent and mantissa at their bits of a BF16 are the number times 2^-120.
+  // An exponent and mantissa shifted to their place in a BF16 are the value times 2^-120.
   static __device__ uint32_t values(uint32_t w, uint32_t scale) {
     const uint32_t two = __byte_perm(w, 0, 0x1404);
     return mul2((two & 0x80008000) | (two >> 4 & 0x07f007f0), scale);
@@ -195,8 +196,8 @@ struct F16 : Plain {
   }
 };
 
-// Consecutive rows of 64 numbers. Dense GEMMs compute in F32 (gemm_sm80_small_m.cu); GEMMs of
-// experts round to BF16 when they load.
+// Consecutive rows of 64 values. Dense GEMMs compute in F32 (gemm_sm80_small_m.cu); expert GEMMs
+// round to BF16 when they load.
 struct F32 : Plain {
   static constexpr Code kCode = Code::kF32;
   static constexpr int kUnit = 64, kVectors = 8, kTileBytes = 16 * 64 * 4, kBlock = 1, kBytes = 4;

@@ -1,5 +1,5 @@
-// What the kernels of products share: how K is cut, the epilogue, and the sum of a piece of 64
-// columns. They differ in who computes what; the order of a sum is the same in all of them.
+// Shared by the GEMM kernels: how K is cut, the epilogue, and the sum of a piece of 64 columns.
+// Kernels differ in which warp computes what; the order of sums is the same in all of them.
 #pragma once
 
 #include "backend/cuda/formats/formats.cuh"
@@ -9,7 +9,7 @@ namespace freshet::cuda {
 
 inline constexpr int kWarps = 8;
 
-// Weights to prefetch: `parts` parts of each of two matrices, from these addresses on.
+// Weights to prefetch: `parts` parts from each of these two addresses.
 inline constexpr int kNextPart = 1024;
 struct NextWeights {
   const uint8_t* from[2];
@@ -23,12 +23,12 @@ struct ProductList {
   NextWeights next;
 };
 
-// Blocks of eight warps that each take a slice of K.
+// The number of blocks if each of a block's eight warps takes a split-K slice of a 16-row tile.
 inline int64_t blocks_of_slices(int64_t rows, int64_t cols) {
   return ceil_div(ceil_div(rows, 16), kWarps / leaves(cols));
 }
 
-// A list in which each block takes `rows` rows.
+// The list with first_block set for blocks of `rows` rows each.
 inline ProductList with_blocks(ProductList list, int64_t rows) {
   for (int i = 0; i < list.count; ++i) {
     const int64_t blocks = ceil_div(list.of[i].weight.rows, rows);
@@ -37,8 +37,8 @@ inline ProductList with_blocks(ProductList list, int64_t rows) {
   return list;
 }
 
-// Gives every multiprocessor at most one block, and every block as many tiles of 16 rows as this
-// returns.
+// Sets first_block so that every SM has at most one block. Returns the number of 16-row tiles per
+// block.
 inline int even_share(const Context& ctx, ProductList& list) {
   const ProductList given = list;
   int share = 0;
@@ -48,16 +48,15 @@ inline int even_share(const Context& ctx, ProductList& list) {
   return share;
 }
 
-// A tile of a product: where its rows begin, in the units in which the kernel counts them (tiles of
-// 16 rows, or panels), and its first tile of 8 tokens.
+// A tile of a GEMM: where its rows begin, in the kernel's unit (tiles of 16 rows, or panels), and
+// its first tile of 8 tokens.
 struct ProductTile {
   int product;
   int64_t unit, token_tile;
 };
 
-// The tile of a block of kUnits units of rows and NT tiles of tokens. Neighbours in `index` share
-// activations and weights that are in the L2 cache: kRowsAtOnce blocks of rows walk through the
-// tokens together.
+// The tile of a block of kUnits row units and NT token tiles. Neighbours in `index` share
+// activations and weights in L2: kRowsAtOnce row blocks go through the tokens together.
 template <int NT, int kUnits, int kRowsAtOnce = 16>
 __device__ __forceinline__ ProductTile find_product_tile(const ProductList& list, int64_t tokens,
                                                          int index) {
@@ -72,7 +71,7 @@ __device__ __forceinline__ ProductTile find_product_tile(const ProductList& list
           static_cast<int64_t>(in / together) * NT};
 }
 
-// A lane's activations of 64 columns, from NT tiles of tokens in the order of lanes.
+// Loads a lane's activations of 64 columns, from NT token tiles in fragment order.
 template <int NT>
 __device__ __forceinline__ void load_tokens(uint4 (&b)[NT][2], const uint4* const (&act)[NT],
                                             int piece) {
@@ -83,20 +82,20 @@ __device__ __forceinline__ void load_tokens(uint4 (&b)[NT][2], const uint4* cons
   }
 }
 
-// The same in all lanes, and known to be: what depends on it is computed once a warp. Or else the
-// places of operands are computed by each lane, and moved to where wgmma wants them.
+// The warp's index as a value that the compiler knows to be warp-uniform. Otherwise each lane would
+// compute the matrix descriptors, which then have to be moved to uniform registers for wgmma.
 __device__ __forceinline__ int warp_index() {
   return __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
 }
-// Such a number that is not computed again wherever it is used.
+// The same for any value, which is also kept rather than recomputed at each use.
 __device__ __forceinline__ uint32_t kept(uint32_t v) {
   asm volatile("mov.b32 %0, %0;" : "+r"(v));
   return __shfl_sync(0xffffffff, v, 0);
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A bulk copy of weights that are read once a step: they leave L2 first, and what the kernels in
-// between read again stays there.
+// L2 policy for bulk copies of weights that are read once per step: these lines are evicted first,
+// and data that the kernels in between read again stays in L2.
 __device__ __forceinline__ uint64_t read_once() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -114,7 +113,7 @@ __device__ __forceinline__ void copy_weights(void* to, const void* from, uint32_
                                              uint64_t* barrier) {
   copy_weights(shared_address(to), from, bytes, shared_address(barrier), read_once());
 }
-// The same of weights that are read once a step, or again.
+// Bulk copy of weights that are read once per step (`once`), or several times.
 __device__ __forceinline__ void copy_weights(void* to, const void* from, uint32_t bytes,
                                              uint64_t* barrier, bool once) {
   if (once) {
@@ -125,7 +124,7 @@ __device__ __forceinline__ void copy_weights(void* to, const void* from, uint32_
 }
 #endif
 
-// What a block needs to know of its product.
+// What a block needs to know of its GEMM.
 struct Work {
   const uint8_t* weights;
   int64_t rows, cols;
@@ -136,10 +135,10 @@ struct Work {
   const float* bias;
   float scale;
   bool add;
-  float up = 1.0f;  // what the format's values are too small by
+  float up = 1.0f;  // restores the format's scaling by 2^-kDown
 };
 
-// What a sum of 16 rows and 8 tokens is added to, on its way before the sum is there.
+// The values that the sums of 16 rows and 8 tokens are added to, loaded before the sums are ready.
 struct Before {
   float v[4];
   __device__ __forceinline__ void load(const Work& w, int64_t row_tile, int64_t token_tile,
@@ -153,8 +152,8 @@ struct Before {
   }
 };
 
-// Writes the sums of 16 rows for NT tiles of tokens; loads of what is added to fly together, those
-// of kAtOnce tiles, if it is not `known`.
+// Epilogue: writes the sums of 16 rows for NT token tiles. The values to add to come from `known`,
+// or are loaded for kAtOnce tiles at a time, so that the loads overlap.
 template <int NT, int kAtOnce = NT % 2 == 0 ? 2 : 1>
 __device__ __forceinline__ void finish(const Work& w, const float (&sum)[NT][4], int64_t row_tile,
                                        int64_t token_tile, int lane, const float* known = nullptr) {
@@ -193,7 +192,7 @@ __device__ __forceinline__ void finish(const Work& w, const float (&sum)[NT][4],
   }
 }
 
-// sum += part, scaled.
+// sum += part times the group's scales.
 template <int NT>
 __device__ __forceinline__ void add_scaled(float (&sum)[NT][4], const float (&part)[NT][4],
                                            float d0, float d1) {
@@ -204,7 +203,7 @@ __device__ __forceinline__ void add_scaled(float (&sum)[NT][4], const float (&pa
   }
 }
 
-// sum += a piece of 64 columns: a is its four operands, b the tokens'.
+// sum += a piece of 64 columns: a has its four operands, b the activations.
 template <class F, int NT>
 __device__ __forceinline__ void accumulate(float (&sum)[NT][4], const uint4 (&a)[4],
                                            const uint4 (&b)[NT][2], const Piece& piece, int index) {
@@ -234,7 +233,7 @@ __device__ __forceinline__ void accumulate(float (&sum)[NT][4], const uint4 (&a)
   }
 }
 
-// What the tables of kernels (gemm_rows.h) look at.
+// The problem that the tables of kernels (gemm_rows.h) select by.
 inline GemmProblem problem_of(const ProductList& list, int64_t tokens) {
   GemmProblem p;
   p.tokens = tokens;
@@ -246,8 +245,8 @@ inline GemmProblem problem_of(const ProductList& list, int64_t tokens) {
   return p;
 }
 
-// How each row of the tables runs: the launcher of its file. Launchers of block formats are
-// templates, instantiated where their kernels are.
+// The launcher of each row of the tables, by source file. Launchers of block formats are templates,
+// instantiated where their kernels are.
 
 // gemm_sm80_small_m.cu, gemm_sm80_large_m.cu
 int run_small_m(const Context& ctx, const ProductList& list, int64_t tokens);
@@ -281,7 +280,7 @@ int run_quant_gate(const Context& ctx, const ProductList& gate_and_up, int64_t t
                    const Activations& act);
 template <class F>
 int run_many_rows(const Context& ctx, const ProductList& list, int64_t tokens);
-// prefetch_next_gemm.cu: what to prefetch of the GEMMs that come next. Only speed depends on it.
+// prefetch_next_gemm.cu: which weights of the next GEMMs to prefetch. Affects speed only.
 NextWeights next_weights(const Context& ctx, const NextProducts* next, int64_t tokens);
 
 // gemm_q_sm90_m9_16.cu; gemm_q_sm90_m9_16_large_n.cu
@@ -295,9 +294,9 @@ template <class F>
 int run_quant_wide_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                          const Activations& act);
 
-// gemm_q_sm90_m17_64.cuh: K in so many slices that run at once (1: none), or 128 rows a warpgroup;
-// gate and up with kRows rows of each a tile; 64 tokens and 128 rows a block, however many of both
-// there are.
+// gemm_q_sm90_m17_64.cuh: kSlices slices of K in parallel (1: K is whole), or 128 rows per
+// warpgroup; gate and up with kRows rows of each per tile; blocks of 64 tokens and 128 rows
+// whatever the size.
 template <class F, int kSlices>
 int run_middle(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
@@ -308,7 +307,7 @@ int run_middle_gated(const Context& ctx, const ProductList& gate_and_up, int64_t
 template <class F>
 int run_decode_rows(const Context& ctx, const ProductList& list, int64_t tokens);
 
-// gemm_q_sm90_m65.cu: K in four slices that run at once, or whole
+// gemm_q_sm90_m65.cu: four slices of K in parallel, or K whole
 template <class F>
 int run_decode_split(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
@@ -317,7 +316,7 @@ template <class F>
 int run_decode_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                      const Activations& act);
 
-// gemm_q_sm90_two_formats.cu: Q4_K or Q5_K, and then Q6_K, with 17 to 64 tokens; with more
+// gemm_q_sm90_two_formats.cu: weights in Q4_K or Q5_K followed by Q6_K; 17 to 64 tokens, or more
 int run_pair_middle(const Context& ctx, const ProductList& list, int64_t tokens);
 int run_pair_many(const Context& ctx, const ProductList& list, int64_t tokens);
 
@@ -336,7 +335,8 @@ int run_share_gated(const Context& ctx, const ProductList& gate_and_up, int64_t 
                     const Activations& act);
 
 // gemm_fp8_sm90_m1_64.cu, gemm_fp8_sm90_m65.cu, gemm_fp8_sm90_m65_128_splitk2.cu;
-// swiglu_fp8_sm90_m1_64.cu, swiglu_fp8_sm90_m65.cu. Weights of a list have as many slices of K.
+// swiglu_fp8_sm90_m1_64.cu, swiglu_fp8_sm90_m65.cu. All weights of a list have the same number of
+// split-K slices.
 int run_fp8_few(const Context& ctx, const ProductList& list, int64_t tokens);
 int run_fp8_wide(const Context& ctx, const ProductList& list, int64_t tokens);
 int run_fp8_many(const Context& ctx, const ProductList& list, int64_t tokens);
@@ -347,7 +347,7 @@ int run_fp8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t to
                   const Activations& act);
 
 // gemm_int8_sm90_m1_32.cu, gemm_int8_sm90_m33.cu, gemm_int8_sm80.cu. The SwiGLU epilogue uses
-// gate's `out` on its way.
+// gate's `out` as scratch.
 int run_int8_few(const Context& ctx, const ProductList& list, int64_t tokens);
 int run_int8_many(const Context& ctx, const ProductList& list, int64_t tokens);
 int run_int8(const Context& ctx, const ProductList& list, int64_t tokens);

@@ -1,15 +1,15 @@
 // GEMM with BF16 weights for at most 32 tokens (Hopper).
 //
-// Bandwidth limits it: every SM runs one block, and all blocks take the same number of tiles of 16
-// rows with all of K, so that no sums are exchanged between blocks. Each of a block's eight warps
-// takes one split-K slice and streams it through a pipeline of its own, several tiles per copy,
-// since copies of single tiles are too slow. The copies that fit the pipelines are issued before
-// the previous kernel ends, a few at a time (prefetch_weights.cuh). Slices are added from left to
-// right; the bits are those of gemm_sm80_small_m.cu.
+// It is limited by bandwidth: every SM runs one block, and all blocks take the same number of tiles
+// of 16 rows with all of K, so that no sums are exchanged between blocks. Each of a block's eight
+// warps takes one split-K slice and streams it through a pipeline of its own, several tiles per
+// copy, since copies of single tiles are too slow. The copies that fit the pipelines are issued
+// before the previous kernel ends, a few at a time (prefetch_weights.cuh). Slices are added from
+// left to right; bit-identical to gemm_sm80_small_m.cu.
 //
-// For at most 16 tokens gate and up may have a SwiGLU epilogue here: groups of gate's tiles and of
-// up's take turns, and the warp that adds the slices applies SwiGLU. The code is kept short: the
-// kernels of a layer follow each other so fast that instruction fetches show.
+// For up to 16 tokens this kernel also runs gate and up with a SwiGLU epilogue: groups of gate's
+// tiles and of up's alternate, and the warp that adds the slices applies SwiGLU. The code is kept
+// short: the kernels of a layer follow each other so closely that instruction fetches matter.
 #include "backend/cuda/gemm/gemm_sm90_small_m.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
@@ -19,33 +19,33 @@
 namespace freshet::cuda {
 namespace {
 
-// NT: tiles of 8 tokens; R: tiles of rows at once; kMost: stages of a warp's pipeline, few enough
-// for a block beside one of decode_cluster_sm90.cu.
+// NT: token tiles; R: row tiles at a time; kMost: stages of a warp's pipeline, limited so that the
+// block fits on an SM beside one of decode_cluster_sm90.cu.
 template <int NT, int R, int kMost>
 struct Bf16FewShape : FewSums<NT, R>, FewRings<FewSums<NT, R>, R * BF16::kTileBytes, kMost> {};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// What a warp's pipeline has no room for may come to the L2 cache, as fast as memory gives it.
+// Weights beyond the pipeline are prefetched to L2, at the rate of memory.
 constexpr int kNear = 2;        // pieces
-constexpr int kClockBytes = 3;  // of a warp in a clock
+constexpr int kClockBytes = 3;  // bytes per warp and clock cycle
 
 template <int NT>
-inline constexpr int kAhead = NT == 2 ? 1 : 2;  // pieces of tokens in registers
+inline constexpr int kAhead = NT == 2 ? 1 : 2;  // pieces of activations in registers
 
-// A warp's slice of a share: R tiles at a time, all units of the slice, then the next R, or first
-// the same of the other matrix. One lane asks.
+// A warp's slice of the block's rows: all units of the slice for R tiles, then for the next R
+// tiles, or first for the same R tiles of the other matrix. One lane issues the copies.
 template <int NT, int R, int kMatrices, int kMost>
 struct Bf16Stream {
   using S = Bf16FewShape<NT, R, kMost>;
   const uint8_t* weights[kMatrices];
   int64_t cols;
   Share share;
-  int first, units;  // of the slice
+  int first, units;  // units in the slice
   uint32_t ring;
   PipelineAt pipe;
-  int group = 0, unit = 0, stage = 0;  // to be asked for next
+  int group = 0, unit = 0, stage = 0;  // of the next copy
   const uint8_t* from = nullptr;
-  int64_t jump = 0;  // to the rest of it, which belongs to the next panel
+  int64_t jump = 0;  // offset of the rest of a group that crosses a panel
   uint32_t bytes = 0, rest = 0;
 
   __device__ __forceinline__ int groups() const { return (share.count + R - 1) / R * kMatrices; }
@@ -72,7 +72,7 @@ struct Bf16Stream {
     stage = stage + 1 < S::kStages ? stage + 1 : 0;
     advance();
   }
-  // Asks for no more than that it comes to the L2 cache.
+  // Prefetches to L2 only.
   __device__ __forceinline__ void bring_near() {
     const auto bring = [](const uint8_t* p, uint32_t n) {
       asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(n) : "memory");
@@ -94,9 +94,10 @@ struct Bf16Stream {
 };
 #endif
 
-// The first asks of all warps: warp 0, which then waits for the previous kernel, does not wait for
-// any; the others take turns behind it. The barrier of the ask so far before a warp's ask `s` that
-// what lies between them may be in flight.
+// Order of the first copies of all warps: warp 0, which then waits for the previous kernel, doesn't
+// wait for any other warp; the others take turns after it. Returns the barrier of
+// an earlier copy, such that everything between it and the warp's copy `s` may be in flight;
+// nullptr if there is none.
 template <class S>
 __device__ __forceinline__ uint64_t* asked_before(uint64_t (&full)[kWarps][S::kStages], int warp,
                                                   int s) {
@@ -107,8 +108,8 @@ __device__ __forceinline__ uint64_t* asked_before(uint64_t (&full)[kWarps][S::kS
   return other < 0 ? &full[0][at] : &full[1 + other % kOthers][other / kOthers];
 }
 
-// Few registers leave room for the small kernel in front: the next block starts beside it.
-// kMatrices: 2 for gate and up that have a SwiGLU epilogue, in `gated`.
+// Few registers, so that the block starts beside the small kernel before it. kMatrices: 2 for gate
+// and up with a SwiGLU epilogue into `gated`.
 template <int NT, int R, int kMatrices, int kMost>
 __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
     few_kernel(const __grid_constant__ ProductList list, Activations gated, int64_t tokens,
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
   using S = Bf16FewShape<NT, R, kMost>;
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[kWarps][S::kStages];
-  __shared__ volatile int ended;  // the previous kernel
+  __shared__ volatile int ended;  // set once the previous kernel has ended
   let_next_start();
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   int i = 0;
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
   }
   __syncwarp();
   auto* shared = reinterpret_cast<float4*>(rings + S::kRings);
-  // Lanes of tokens that are not there read another's.
+  // Lanes of tokens beyond the last read another token.
   const int act_lane = NT > 1 || lane / 4 < tokens ? lane : lane % 4;
   wait();
   if (threadIdx.x == 0) ended = 1;
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
         pipe.wait(at);
         const uint8_t* rows = ring + at.stage * S::kStageBytes;
         if constexpr (NT == 1) {
-          // Sums of tiles that are nobody's are, too; their chains run side by side.
+          // Tiles beyond the last are summed as well; the independent MMA chains overlap.
           Piece piece[R];
 #pragma unroll
           for (int t = 0; t < R; ++t) {
@@ -275,7 +276,8 @@ int launch_few(const Context& ctx, const ProductList& list, int64_t tokens, int 
   if constexpr (NT <= 2) {
     if (gated.data != nullptr) return launch_few<NT, 4, 2>(ctx, list, tokens, share, gated);
   }
-  if constexpr (NT == 1) {  // with 8 tokens attention leaves no such room
+  // Deep pipelines: with 8 tokens, attention leaves no shared memory for them.
+  if constexpr (NT == 1) {
     if (share == 1 && tokens == 1) return launch_few<NT, 1, 1, 8>(ctx, list, tokens, share, gated);
     if (share == 3 && tokens == 1) return launch_few<NT, 2, 1, 4>(ctx, list, tokens, share, gated);
   }

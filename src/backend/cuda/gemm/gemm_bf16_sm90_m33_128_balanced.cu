@@ -1,11 +1,11 @@
-// Products of BF16 weights with 33 to 64 tokens, or of few rows with up to 128, on Hopper: every
-// multiprocessor has as many tiles of 16 rows as any other, however many that are, so that all of
-// them read memory until the end. (With more tokens and rows reading tokens again decides.)
+// GEMM with BF16 weights for 33 to 64 tokens, or up to 128 tokens if there are few rows (Hopper):
+// every SM gets the same number of 16-row tiles, whatever that is, so that all SMs read memory
+// until the end. (With more tokens and rows, reading the activations again is what costs most.)
 //
-// A block passes over its rows, all tokens at once: up to 64 rows, of which each of two warpgroups
-// takes half of the tokens, or up to 128, of which each takes half, or, with a SwiGLU epilogue, one
-// takes gate's and the other up's. wgmma has 64 rows; what stands behind the last of a pass is
-// multiplied and not written. The bits are those of gemm_sm80_small_m.cu.
+// A block makes passes over its rows with all tokens: up to 64 rows, of which each of two
+// warpgroups takes half of the tokens; or up to 128 rows, of which each takes half; or, with a
+// SwiGLU epilogue, one takes gate's rows and the other up's. wgmma computes 64 rows; rows beyond
+// the last of a pass are computed and not written. Bit-identical to gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm_bf16_sm90_m33_128_balanced.h"
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
@@ -16,7 +16,7 @@ namespace {
 enum class Split { kTokens, kRows, kGate };
 
 constexpr int kTileBytes = BF16::kTileBytes;
-constexpr int kShareRound = 4;  // tiles of tokens that a GLU exchanges at once
+constexpr int kShareRound = 4;  // token tiles that a SwiGLU epilogue exchanges at a time
 
 // NT: tiles of 8 tokens.
 template <int NT, Split split>
@@ -24,8 +24,8 @@ struct BalancedShare {
   static constexpr int kProducers = 4;
   static constexpr bool kTokensLead = false;
   static constexpr bool kGate = split == Split::kGate, kTokens = split == Split::kTokens;
-  static constexpr int kTiles = split == Split::kRows ? 8 : 4;  // of 16 rows, in a pass
-  static constexpr int kSums = kTokens ? NT / 2 : NT;           // tiles of tokens of a warpgroup
+  static constexpr int kTiles = split == Split::kRows ? 8 : 4;  // 16-row tiles per pass
+  static constexpr int kSums = kTokens ? NT / 2 : NT;           // token tiles per warpgroup
   static constexpr int kRowBytes = kTokens ? 4 * kTileBytes : 8 * kTileBytes;
   static constexpr int kGroupRows = kTokens ? 0 : 4 * kTileBytes;
   static constexpr int kGroupTokens = kTokens ? NT / 2 * kTokenBytes : 0;
@@ -38,7 +38,7 @@ struct BalancedShare {
 constexpr int kThreads = kConsumers + kProducerWarps * 32;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// Tiles of 16 rows, of one panel and the next.
+// Adjacent 16-row tiles, which may extend into a second panel.
 struct ShareTiles {
   const uint8_t *first, *second;
   int of_first, of_second;
@@ -56,7 +56,7 @@ __device__ __forceinline__ ShareTiles tiles_of(const WeightView& w, int64_t tile
   return {w.data + tile_at<BF16>(tile, w.cols), w.data + tile_at<BF16>(tile + here, w.cols), here,
           count - here};
 }
-// Those of gate, and at their fixed place those of up.
+// Gate's tiles, and up's at a fixed offset.
 struct TilesOfTwo {
   ShareTiles gate, up;
 
@@ -67,17 +67,17 @@ struct TilesOfTwo {
   }
 };
 
-// A block's tiles of rows of a product, a pass after the other; passes are as even as can be.
+// A block's row tiles of a GEMM, pass by pass; passes are as even as possible.
 struct SharePasses {
   int64_t first;
-  int count, most;  // tiles; of a pass
+  int count, most;  // tiles; tiles per pass
 
   __device__ __forceinline__ int passes() const { return (count + most - 1) / most; }
   __device__ __forceinline__ int begin(int pass) const { return count * pass / passes(); }
 };
 #endif
 
-// share: tiles of 16 rows of a block. With a SwiGLU epilogue list has gate, and up beside it.
+// share: 16-row tiles per block. With a SwiGLU epilogue, the list has gate followed by up.
 template <int NT, Split split>
 __global__ void __launch_bounds__(kThreads, 1)
     share_kernel(const __grid_constant__ ProductList list, int tokens, int share,
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   int i = 0;
   while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
   const int64_t cols = list.of[i].weight.cols;
-  // Columns of activations are whole panels of 64.
+  // Columns of the activations are padded to panels of 64.
   const int64_t all =
       S::kGate ? (list.of[i].weight.rows + 63) / 64 * 4 : (list.of[i].weight.rows + 15) / 16;
   const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
@@ -163,7 +163,7 @@ int run_share(const Context& ctx, const ProductList& given, int64_t tokens) {
 int run_share_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                     const Activations& act) {
   ProductList list = gate_and_up;
-  list.count = 1;  // the other one's rows stand beside it
+  list.count = 1;  // up has the same rows, and isn't counted
   const int64_t rows = list.of[0].weight.rows;
   list.of[0].weight.rows = ceil_div(rows, 64) * 64;
   const int share = even_share(ctx, list);

@@ -5,7 +5,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kBalancedTiles = 4;  // of 16 rows of a block, with more than 64 tokens
+inline constexpr int kBalancedTiles = 4;  // 16-row tiles per block, for more than 64 tokens
 
 inline bool supports_bf16_m33_128_balanced(const DeviceLimits& limits, const GemmProblem& p) {
   return p.tokens <= 64 || even_share(limits, p) <= kBalancedTiles;

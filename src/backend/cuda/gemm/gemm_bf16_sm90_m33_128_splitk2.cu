@@ -1,4 +1,4 @@
-// GEMM of BF16 weights of few rows with 33 to 128 tokens on Hopper: two blocks of a cluster share
+// GEMM with BF16 weights of few rows for 33 to 128 tokens (Hopper): two blocks of a cluster share
 // rows, and each processes half of the split-K slices.
 //
 // Tokens are on the 64-row side of wgmma, and any number of 8-row tiles on the other, so that every

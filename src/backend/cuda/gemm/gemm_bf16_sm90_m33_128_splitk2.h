@@ -6,7 +6,7 @@
 namespace freshet::cuda {
 
 inline bool supports_bf16_m33_128_splitk2(const DeviceLimits& limits, const GemmProblem& p) {
-  constexpr int64_t kMostTiles = 6;  // of 16 rows, a pair of blocks
+  constexpr int64_t kMostTiles = 6;  // 16-row tiles per pair of blocks
   return eight_slices(p) && div_up(blocks_of(p, 16), limits.multiprocessors / 2) <= kMostTiles;
 }
 

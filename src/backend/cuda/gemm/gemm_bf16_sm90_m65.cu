@@ -1,21 +1,22 @@
-// GEMM of BF16 weights with many tokens on Hopper: wgmma, weights on its 64-row side.
+// GEMM with BF16 weights for 33 tokens or more (Hopper), by wgmma with weights on its 64-row side.
 //
 // A block has 128 rows (with SwiGLU 64 of gate and 64 of up) and 192 tokens, or 128 tokens if that
 // balances the SMs better. One producer thread fills the pipeline with bulk copies of 64 columns,
 // one copy each for weights and tokens: with copies of 1 or 2 KiB the copy engine is far slower
 // than the tensor cores, and four producer threads are 2 % slower than one. Two warpgroups
-// multiply. Blocks are persistent and walk output tiles, adding all split-K slices from left to
-// right in a second set of sums. The sums of a tile are written while the first slice of the next
-// tile is multiplied. Bit-identical to gemm_sm80_small_m.cu.
+// multiply. Blocks are persistent and loop over output tiles, adding all split-K slices from left
+// to right in a second set of sums. The sums of a tile are written while the first slice of the
+// next tile is multiplied. Bit-identical to gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-constexpr int kRowTiles = kPanelTiles<BF16>;  // of 16 rows
+constexpr int kRowTiles = kPanelTiles<BF16>;  // tiles of 16 rows per block
 
-constexpr int kRoomRows = 64 + 4;  // of a warpgroup's epilogue buffer, without bank conflicts
+// Per warpgroup in the epilogue's buffer; padded against bank conflicts.
+constexpr int kRoomRows = 64 + 4;
 template <int NT>
 inline constexpr int kRoomFloats = NT * 2 * kRoomRows;
 
@@ -190,7 +191,7 @@ struct GatedEnd {
   }
 };
 
-// The producer.
+// Producer thread.
 template <class S, int NT>
 __device__ __forceinline__ void produce(GemmStages<S> ring, const ProductList& list, int64_t tokens,
                                         int tiles) {
@@ -352,7 +353,7 @@ int launch_walk(const Context& ctx, const ProductList& list, int64_t tokens,
 int run_wgmma_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                     const Activations& act) {
   ProductList list = with_blocks(gate_and_up, 16 * kRowTiles / 2);
-  list.count = 1;  // only gate is counted; up's rows go with it
+  list.count = 1;  // up has the same rows, and isn't counted
   return launch_walk<GatedWalk>(ctx, list, tokens, act);
 }
 

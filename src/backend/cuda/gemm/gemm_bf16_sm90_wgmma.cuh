@@ -1,10 +1,10 @@
-// What the kernels of BF16 GEMMs by wgmma share: a pipeline whose stages have 64 columns of weights
-// and of tokens, the sums that warpgroups make of them, and the epilogue.
+// Shared by the BF16 GEMMs by wgmma: a pipeline whose stages have 64 columns of weights and of
+// tokens, the sums of the consumer warpgroups, and the epilogue.
 //
-// A stage S has kStages, kStageBytes, kRowBytes (its tokens lie behind), the bytes from one
-// warpgroup's rows and tokens to the other's, kGroupRows and kGroupTokens, and kTokensLead: whether
-// tokens are on the 64-row side of wgmma. kProducers threads fill its pipeline and take turns by
-// stage: a thread needs about 340 cycles to issue a copy.
+// A stage type S has kStages, kStageBytes, kRowBytes (tokens follow the weights), the byte offsets
+// of the second warpgroup's rows and tokens, kGroupRows and kGroupTokens, and kTokensLead: whether
+// tokens are on the 64-row side of wgmma. kProducers threads fill the pipeline, stage by stage in
+// turn, since issuing a copy takes a thread about 340 cycles.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
@@ -15,13 +15,14 @@ namespace freshet::cuda {
 
 inline constexpr int kConsumers = 256;
 inline constexpr int kProducerWarps = 4;
-inline constexpr int kPanelBytes = static_cast<int>(kUnitStep<BF16>);  // 64 columns of its 128 rows
-inline constexpr int kTokenBytes = kTokenTile * 64 * 2;                // a tile's
+// 64 columns of a panel's 128 rows.
+inline constexpr int kPanelBytes = static_cast<int>(kUnitStep<BF16>);
+inline constexpr int kTokenBytes = kTokenTile * 64 * 2;  // 64 columns of a token tile
 
-inline constexpr int kRingBytes = 216 << 10;  // or less
+inline constexpr int kRingBytes = 216 << 10;  // upper bound
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// Pieces of 64 columns of a slice of K.
+// A split-K slice, in pieces of 64 columns.
 struct Bf16Slice {
   int first, count;
 };
@@ -31,7 +32,7 @@ __device__ __forceinline__ Bf16Slice leaf_of(int64_t cols, int leaf) {
   return {first, (units * (leaf + 1) >> shift) - first};
 }
 
-// Where a stage's rows come from: one run of memory, or one after the other.
+// The rows of a stage: one contiguous run in memory, or two.
 template <int Bytes>
 struct OneRun {
   const uint8_t* from;
@@ -50,13 +51,13 @@ struct TwoRuns {
   }
 };
 
-// Stages of weights and tokens, and a thread's place in them.
+// The pipeline of weights and tokens, and a thread's position in it.
 template <class S>
 struct GemmStages {
   uint8_t* stages;
   Pipeline pipe;
   PipelineState at;
-  int ahead = 0;  // pieces that other producers copy before this one's next
+  int ahead = 0;  // pieces that the other producers copy before this one's next
   __device__ __forceinline__ uint8_t* data() const { return stages + at.stage * S::kStageBytes; }
 };
 
@@ -71,8 +72,8 @@ __device__ __forceinline__ bool produces() {
   return threadIdx.x % 32 == 0 && threadIdx.x < kConsumers + S::kProducers * 32;
 }
 
-// A producer's share of copying `count` pieces. Weights are copied before the previous kernel has
-// ended, tokens after.
+// Copies a producer's share of `count` pieces. Weights are copied before the previous kernel has
+// ended, tokens after that.
 template <class S, class Rows>
 __device__ __forceinline__ void fill(GemmStages<S>& ring, const Rows& rows, const uint8_t* tokens,
                                      int64_t token_step, uint32_t bytes, int count, bool& waited) {
@@ -117,11 +118,11 @@ __device__ __forceinline__ GemmStages<S> start_ring(uint8_t* stages, uint64_t* f
   return {stages, pipe};
 }
 
-// What a warpgroup reads of the pipeline: of the operands the one with 64 rows, and the other.
-// Places are found once.
+// A consumer warpgroup's view of the pipeline: the operand with 64 rows, and the other one.
+// Descriptors are computed once.
 template <class S>
 struct Reader {
-  uint32_t lead, other;  // operands of the first stage
+  uint32_t lead, other;  // operands in stage 0
   PipelineAt pipe;
   PipelineState at;
   int before = 0;
@@ -137,7 +138,7 @@ struct Reader {
   __device__ __forceinline__ static uint32_t place(const uint8_t* shared) {
     return kept(static_cast<uint32_t>(operand_at(shared)));
   }
-  // A step of 16 columns.
+  // Descriptor of a K step of 16 columns.
   __device__ __forceinline__ static uint64_t step(uint32_t low, int k) {
     return operand_at(nullptr) >> 32 << 32 | (low + static_cast<uint32_t>(k * kNextStep));
   }
@@ -145,7 +146,7 @@ struct Reader {
   __device__ __forceinline__ void leave() const { pipe.release(before); }
   // Waits for the next piece.
   __device__ __forceinline__ void wait_full() const { pipe.wait(at); }
-  // sum += its steps [begin, end), or is set to them.
+  // sum += K steps [begin, end) of the piece, or sum = them if `first`.
   template <int NT>
   __device__ __forceinline__ void multiply(float (&sum)[NT][4], int begin, int end,
                                            bool first) const {
@@ -159,7 +160,8 @@ struct Reader {
     before = at.stage;
     at.next(S::kStages);
   }
-  // sum += the next piece, or is set to it: half of one is multiplied while the next is waited for.
+  // sum += the next piece, or sum = it if `first`: half of a piece is multiplied while the next one
+  // is waited for.
   template <int NT>
   __device__ __forceinline__ void add(float (&sum)[NT][4], bool first) {
     wait_full();
@@ -177,8 +179,8 @@ struct Reader {
   }
 };
 
-// sum = the next `count` pieces, one at least. A stage is handed back as soon as it is multiplied,
-// not when the next piece has come; that of the last piece stays if asked to.
+// sum = the next `count` pieces (at least one). A stage is released as soon as it is multiplied,
+// not when the next one has arrived; the last stage is kept if `stays`.
 template <class S, int NT>
 __device__ __forceinline__ void sum_pieces(Reader<S>& reader, float (&sum)[NT][4], int count,
                                            bool stays = false) {
@@ -201,7 +203,7 @@ __device__ __forceinline__ void add_sums(float (&total)[NT][4], const float (&su
   }
 }
 
-// total = the sum of all slices, from left to right.
+// total = the sums of all slices, added from left to right.
 template <class S, int NT>
 __device__ __forceinline__ void sum_leaves(Reader<S>& reader, float (&total)[NT][4], int64_t cols) {
   const int parts = leaves(cols);
@@ -209,7 +211,7 @@ __device__ __forceinline__ void sum_leaves(Reader<S>& reader, float (&total)[NT]
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // -0 is the identity of addition
   }
 #pragma unroll 1
   for (int leaf = 0; leaf < parts; ++leaf) {

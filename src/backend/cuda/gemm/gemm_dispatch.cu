@@ -15,7 +15,7 @@ using Launch = int (*)(const Context& ctx, const ProductList& list, int64_t toke
 using LaunchGated = int (*)(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                             const Activations& act);
 
-// body(format) if the mask has the code. The tables allow no other.
+// Calls body(format) if the mask contains the code. The tables allow no other code.
 template <uint64_t kFormats, class Body>
 int with_formats(Code code, const Body& body) {
   int error = static_cast<int>(cudaErrorInvalidValue);
@@ -78,7 +78,7 @@ int exact_many(const Context& ctx, const ProductList& list, int64_t tokens) {
   return run_exact_many(ctx, list.of[0], tokens);
 }
 
-// In the order of the tables.
+// Launchers, in the order of the tables.
 template <class R>
 struct LaunchOf {
   int kernel;
@@ -148,7 +148,7 @@ constexpr bool in_order(const LaunchOf<R> (&runs)[N], int count) {
 }
 static_assert(in_order(kRuns, kGemmKernels) && in_order(kGatedRuns, kSwigluKernels));
 
-// Why nothing ran, for error messages.
+// Reports why no kernel ran, for error messages.
 int no_row(const Context& ctx, const char* op, const GemmProblem& p) {
   std::snprintf(ctx.problem, sizeof ctx.problem,
                 "no %s kernel for format %d, %d weights, the first %lld x %lld, %lld tokens on "
@@ -159,7 +159,7 @@ int no_row(const Context& ctx, const char* op, const GemmProblem& p) {
   return kNoKernel;
 }
 
-// The first `count` GEMMs while they have the same format, followed by those in format `other`.
+// The leading GEMMs of the same format, followed by those in format `other`.
 ProductList list_of(const ProductArgs* products, int count, Code other) {
   ProductList list = {};
   Code code = products[0].weight.code;

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(256, 1)
   const int64_t cols = p.weight.cols, pieces = (cols + 127) / 128, rows = p.weight.rows;
   const int64_t first_row = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * kBlockSide;
   const int64_t first_token = static_cast<int64_t>(blockIdx.y) * kBlockSide;
-  // A warp loads four adjacent rows, which are 64 numbers apart, and as many tokens.
+  // A warp loads four adjacent rows, which are 64 floats apart, and as many tokens.
   constexpr int kBrings = kBlockSide / kWarps;
   const int at = warp * kBrings;
   const F32Row w_rows(p.weight, first_row + at < rows ? first_row + at : at % 16);
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(256, 1)
     if (piece + kStages - 1 < pieces) fetch(piece + kStages - 1);
     cp_async_commit();
     const float* stage = stages + piece % kStages * kStageFloats + lane * 4;
-    float4 x[kTokensOfWarp];  // fewer than rows, so that the first FMAs wait less
+    float4 x[kTokensOfWarp];  // fewer tokens than rows, so that the first FMAs wait less
 #pragma unroll
     for (int t = 0; t < kTokensOfWarp; ++t) {
       x[t] = *reinterpret_cast<const float4*>(stage + (kBlockSide + token + t) * 128);

@@ -7,7 +7,7 @@
 
 namespace freshet::cuda {
 
-// A row of weights in pieces of 128 columns: this lane's four numbers.
+// A row of weights in pieces of 128 columns, of which a lane has four floats.
 struct F32Row {
   const float* data;
   int64_t cols, padded;
@@ -22,12 +22,12 @@ struct F32Row {
     return __ldg(reinterpret_cast<const float4*>(data + col / 64 * 1024 + col % 64));
   }
 };
-// Whether rows of tokens are multiples of four.
+// Whether rows of activations are multiples of four floats.
 __host__ __device__ inline bool f32_aligned(const ProductArgs& p) {
   return p.weight.cols % 4 == 0 && p.x_stride % 4 == 0 &&
          reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
 }
-// Four numbers of a token, starting at a column.
+// Four floats of a token, from column `col` on.
 template <bool kAligned>
 __device__ __forceinline__ float4 f32_four(const float* x, int64_t cols, int64_t col) {
   float4 v = {};
@@ -106,7 +106,7 @@ __device__ __forceinline__ void f32_square(const ProductArgs& p, int64_t row, in
   constexpr int kSide = kF32Side, kHeld = 4;
   const int64_t cols = p.weight.cols, pieces = (cols + 127) / 128;
   const bool works = row < p.weight.rows && token < tokens;
-  const F32Row rows(p.weight, works ? row : 0);  // rows of a tile of 16 are 64 numbers apart
+  const F32Row rows(p.weight, works ? row : 0);  // rows of a 16-row tile are 64 floats apart
   float4 w[kHeld][kSide], x[kHeld][kSide];
   const auto load_w = [&](float4(&to)[kSide], int64_t piece) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// F32 GEMM with weights that BF16 represents exactly (gemm_f32_bf16x3.cuh): with few tokens by
-// mma.sync, with many by wgmma.
+// F32 GEMM with weights that BF16 represents exactly (gemm_f32_bf16x3.cuh): by mma.sync for few
+// tokens, by wgmma for many.
 #include "backend/cuda/gemm/gemm_f32_bf16x3.cuh"
 #include "backend/cuda/mma/wgmma_bf16_rs.cuh"
 #include "backend/cuda/runtime/pipeline.cuh"
@@ -7,7 +7,8 @@
 namespace freshet::cuda {
 namespace {
 
-// kEach: chunks of a warp. One makes short code, which a tile of tokens would wait for.
+// kEach: chunks per warp. 1 keeps the code short: a single token tile would wait for longer code to
+// be fetched.
 template <bool kAligned, int kEach>
 __global__ void __launch_bounds__(kChunksAtOnce / kEach * 32)
     exact_few_kernel(const __grid_constant__ ProductArgs p, int64_t tokens) {
@@ -17,13 +18,13 @@ __global__ void __launch_bounds__(kChunksAtOnce / kEach * 32)
                               sums);
 }
 
-// Blocks of 128 tokens and 128 rows. Tokens are wgmma's 64-row side, in registers, since they are
-// split there: a thread brings its own numbers, through shared memory, where they wait for it. The
-// rows' chunks come in a pipeline that a warp of its own fills.
+// Blocks of 128 tokens and 128 rows. Tokens are on the 64-row side of wgmma and in registers, since
+// they are split into BF16 parts there; each thread copies its own values into shared memory ahead
+// of time. A producer warp fills the pipeline of weights.
 constexpr int kGroups = 2, kReaders = kGroups * 128, kManyThreads = kReaders + 128;
 constexpr int kManyTokens = kGroups * 64, kManyRows = 128, kTiles = kManyRows / 8;
 constexpr int kAhead = 4;           // chunks
-constexpr int kFours = 2 * kSteps;  // of a thread's two tokens
+constexpr int kFours = 2 * kSteps;  // per thread, of its two tokens
 constexpr int kTokenStage = kFours * kReaders * 16;
 constexpr int kWeightStage = kManyRows / 16 * ExactF32::kTileBytes;
 constexpr int kManyBytes = kAhead * (kTokenStage + kWeightStage);
@@ -50,7 +51,7 @@ __device__ __forceinline__ void bring_weights(const ProductArgs& p, uint8_t* rin
   }
 }
 
-// The sums of a warpgroup's 64 tokens.
+// Sums of a warpgroup's 64 tokens.
 __device__ __forceinline__ void sum_chunks(const ProductArgs& p, int64_t tokens, uint8_t* own,
                                            const uint8_t* ring, const Pipeline& pipe,
                                            float (&total)[kTiles][4]) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ void sum_chunks(const ProductArgs& p, int64_t tokens,
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // -0 is the identity of addition
   }
 #pragma unroll 1
   for (int c = 0; c < chunks; ++c) {
@@ -102,7 +103,7 @@ __device__ __forceinline__ void sum_chunks(const ProductArgs& p, int64_t tokens,
       for (int part = 0; part < kParts; ++part) {
         uint4& its = a[part][k];
         its = make_uint4(of[0][part], of[1][part], of[2][part], of[3][part]);
-        // In its registers before the first product begins.
+        // Keep it in registers before the first wgmma begins.
         asm volatile("" : "+r"(its.x), "+r"(its.y), "+r"(its.z), "+r"(its.w));
       }
     }

@@ -1,5 +1,5 @@
-// F32 GEMM of weights that are exact in BF16, as published routers are. x is the sum of three BF16
-// numbers, so three tensor-core multiplications give the F32 product.
+// F32 GEMM with weights that are exact in BF16, as published routers are. x is the sum of three
+// BF16 values, so three tensor-core multiplications give the F32 product.
 //
 // K is processed in chunks of 64 columns. A chunk's sum is one tensor-core accumulation chain that
 // starts with the least significant parts of x, and chunks are added in order: the same bits for
@@ -28,7 +28,7 @@ struct ExactF32 : BF16 {
 };
 inline constexpr int kParts = 3, kChunk = 64, kSteps = kChunk / 16;
 
-// The parts of two adjacent numbers, in BF16, least significant first.
+// The BF16 parts of two adjacent floats, least significant first.
 __device__ __forceinline__ void split(float low, float high, uint32_t (&to)[kParts]) {
 #pragma unroll
   for (int part = kParts - 1; part >= 0; --part) {

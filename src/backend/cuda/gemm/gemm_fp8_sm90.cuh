@@ -1,4 +1,4 @@
-// What the products of FP8 weights on Hopper share: how K is cut.
+// Shared by the FP8 GEMMs on Hopper: how K is cut into slices.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
@@ -7,7 +7,7 @@
 namespace freshet::cuda {
 
 inline constexpr int kPanelRows = FP8Panels::kRows;
-// A step of a panel: codes, and scales behind them; those of 8 rows.
+// A K step of a panel: its codes, then its scales.
 inline constexpr int kPanelBytes = FP8Panels::kStepBytes, kPanelCodes = FP8Panels::kCodes;
 inline constexpr int kTileCodes = kTokenTile * kE4M3Cols, kTileScales = kTokenTile * 4;
 
@@ -20,7 +20,8 @@ __host__ __device__ inline int leaves8(const WeightView& w) {
 struct Fp8Slice {
   int first, count;  // steps of 128 columns
 };
-// How the steps of a weight are cut: leaves are a power of two, so that nothing is divided.
+// How the K steps of a weight are cut into slices. The number of slices is a power of two, so that
+// a shift does the division.
 struct LeafCut {
   int steps, shift;
   __device__ __forceinline__ Fp8Slice leaf(int which) const {
@@ -35,17 +36,19 @@ __device__ __forceinline__ Fp8Slice leaf_of(const WeightView& w, int leaf) {
   return leaf_cut(w).leaf(leaf);
 }
 
-// The tiles of a block, or of a cluster of two that share rows: the blocks' tokens are neighbours.
+// The tiles of a block, or of a cluster of two blocks that multiply the same rows with neighbouring
+// tokens.
 struct Tour {
   int first, step, tiles;
   int blocks = 1, rank = 0;
 };
 
-// Where an operand of tiles lies: its lower half, which is all that differs from stage to stage.
+// Lower half of the matrix descriptor of an operand in shared memory; only this half differs from
+// stage to stage.
 __device__ __forceinline__ uint32_t kept_place(const void* shared) {
   return kept(static_cast<uint32_t>(operand_at(shared)));
 }
-// sum = 128 columns of 64 rows and NT tiles of 8 rows, complete after wgmma_wait(). kApart,
+// sum = 128 columns of 64 rows times NT tiles of 8 rows; complete after wgmma_wait(). kApart,
 // kTilesApart: bytes from one tile of either operand to the next.
 template <int kApart, int kTilesApart, int NT>
 __device__ __forceinline__ void fp8_multiply(float (&sum)[NT][4], uint32_t a, uint32_t b) {

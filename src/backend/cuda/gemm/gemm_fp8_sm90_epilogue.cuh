@@ -1,5 +1,6 @@
-// How FP8 GEMMs on Hopper write sums: four adjacent rows per lane, so that whole lines are written.
-// Pairs of rows, as wgmma leaves them, would be 32-byte requests, whose rate per SM is low.
+// Epilogue of the FP8 GEMMs on Hopper: each lane writes four adjacent rows, so that whole lines are
+// written. Pairs of rows, as wgmma leaves them, would be 32-byte requests, whose rate per SM is
+// low.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
@@ -7,7 +8,7 @@
 namespace freshet::cuda {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// The sums of a token's four adjacent rows, of which some may be out of bounds.
+// Four adjacent rows of a token; some may be out of bounds.
 struct Four {
   float4 bias;
   int count;
@@ -18,7 +19,7 @@ __device__ __forceinline__ float4 load_some(const float* from, const Four& of) {
   return make_float4(from[0], of.count > 1 ? from[1] : 0.0f, of.count > 2 ? from[2] : 0.0f,
                      of.count > 3 ? from[3] : 0.0f);
 }
-// Rows `row` and up; none unless `asked`.
+// Rows `row` to `row` + 3; none unless `asked`.
 __device__ __forceinline__ Four four_of(const ProductArgs& p, int64_t row, bool asked = true) {
   const int64_t left = p.weight.rows - row;
   Four of = {};

@@ -1,5 +1,6 @@
-// GEMM with FP8 weights (E4M3) and E4M3 activations by wgmma for 1 to 64 tokens (Hopper).
-// gemm_fp8_sm90_m65.cu has the kernels for more tokens.
+// GEMM with FP8 weights (E4M3) and E4M3 activations by wgmma (Hopper): for 1 to 64 tokens, and for
+// up to 128 tokens if the weights have few rows. gemm_fp8_sm90_m65.cu has the kernel for more
+// tokens, whose run_fp8_wide() is also better for 1 to 64 tokens if there are many rows.
 //
 // Every 128 columns of a row have a scale, of weights and of activations alike. The tensor cores
 // sum 128 columns; that sum times both scales is added in F32 to the sum of a split-K slice, from
@@ -7,14 +8,15 @@
 // from left to right, so the number of tokens changes no bit.
 //
 // A panel has 64 rows. If each of its rows has one scale for all columns (FP8Panels::kOfRows), the
-// sum is multiplied by it once, at the end; if all rows share the scale of 128 columns
-// (FP8Panels::kOfSteps), it is a single number.
+// sum is multiplied by it once, at the end; if all rows share the scale of each 128 columns
+// (FP8Panels::kOfSteps), one scale per K step is read.
 //
 // A block takes a panel, with weights on the 64-row side of wgmma, and each of its two warpgroups
-// takes one slice; the slices of a cluster of two blocks are added in the shared memory of one of
-// them. If shared memory holds half a panel and there are few panels, four warpgroups take all
-// slices; if there are many panels with a single slice, one warpgroup takes it. Blocks are
-// persistent, and one thread per pipeline keeps it filled by TMA bulk copies of 8 KiB and more.
+// takes one slice. With four slices, the two blocks of a cluster exchange partial sums through
+// distributed shared memory, and each adds up half of the rows. If shared memory holds half a panel
+// and there are few panels, four warpgroups take all slices; if there are many panels with a single
+// slice, one warpgroup takes it. Blocks are persistent. Each pipeline has one producer thread,
+// which fills it by TMA bulk copies of 8 KiB and more.
 #include "backend/cuda/gemm/gemm_fp8_sm90_epilogue.cuh"
 #include "backend/cuda/gemm/gemm_fp8_sm90_m1_64.cuh"
 #include "backend/cuda/gemm/gemm_fp8_sm90_m1_64.h"
@@ -29,43 +31,46 @@ __device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
           p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0};
 }
 
-// Of a slice's tokens that stay: parts that come one after another, so that the first are
-// multiplied before the last are there.
+// The resident activations of a split-K slice arrive in this many parts, each with its own barrier,
+// so that the first part is multiplied while the others are in flight.
 template <int NT>
 constexpr int kShares = NT == 1 ? 1 : 4;
 
 #endif
 
-// NT: tiles of 8 tokens; kGroups: warpgroups, which take a slice of K each and have a pipeline of
-// their own. One warpgroup claims its tiles. With few enough tokens, two blocks have room on a
-// multiprocessor: the next kernel's weights come while this one ends. kOwn: tokens are not in the
-// pipelines, but where they stay; pipelines take all there is, which is faster still.
+// NT: tiles of 8 tokens. kGroups: consumer warpgroups; each takes one split-K slice and has its own
+// pipeline. With one warpgroup, blocks claim their tiles. Up to 16 tokens, two blocks fit on an SM,
+// so that the next kernel's weights are fetched while this one ends. kOwn: activations are not
+// copied through the pipelines but stay resident in shared memory; one block then takes all of the
+// SM's shared memory, which is faster still.
 template <int NT, bool kOwn, int kGroups = 2>
 struct Few {
   static constexpr int kConsumers = kGroups * 128;  // threads
   static constexpr bool kClaims = kGroups == 1;
-  static constexpr bool kNear = kGroups == 4;  // what pipelines have no room for (Near)
+  static constexpr bool kNear = kGroups == 4;  // weights beyond the pipelines are prefetched (Near)
   static constexpr int kBlocks = NT <= 2 && !kOwn ? 2 : 1;
-  // Leaves registers for the kernels in between: as if a block had this many threads.
+  // Leaves registers for the small kernels between GEMMs: the bound is set as if a block had this
+  // many threads.
   static constexpr int kBoundThreads = kGroups == 4 ? 768 : NT <= 2 ? 896 : 640;
   static constexpr int kStage = kPanelBytes + (kOwn ? 0 : NT * kE4M3TileBytes);
-  static constexpr int kMeeting = NT * kGroups * 2048;  // where slices meet
-  static constexpr int kRoom =                          // of pipelines and tokens
-      kFp8SharedBytes / kBlocks - kMeeting - (kNear ? kNearBytes : 0);
+  static constexpr int kMeeting = NT * kGroups * 2048;  // partial sums of all slices
+  // For pipelines and activations.
+  static constexpr int kRoom = kFp8SharedBytes / kBlocks - kMeeting - (kNear ? kNearBytes : 0);
   static constexpr int kStages = kRoom / kStage / (kGroups <= 2 && kOwn ? 1 : kGroups);  // at most
   static constexpr int kProducers = kGroups, kFinishers = 4;                             // warps
   static constexpr int kThreads = kConsumers + 32 * (kProducers + kFinishers);
 };
 
-// Some multiprocessors read faster than others, so blocks may claim their tiles, but the first.
-// Claims come after the previous kernel has ended, and each launch makes as many as it has tiles,
-// which takes the counter back to zero.
+// Some SMs read memory faster than others, so blocks may claim every tile but their first. A block
+// claims only after the previous kernel has ended. Each launch makes exactly as many claims as it
+// has tiles, so the counter wraps around to zero.
 __device__ unsigned claimed;
-constexpr int kClaimAhead = 8;         // steps before the tile's first
-constexpr int kTold = kFp8ClaimsTold;  // of twice the tiles in a pipeline, at least
+constexpr int kClaimAhead = 8;         // K steps before the end of a tile
+constexpr int kTold = kFp8ClaimsTold;  // at least twice the number of tiles that fit in a pipeline
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// The tiles of a block: those of its tour, or its first and what the producer claims and tells.
+// The tiles of a block: a fixed stride (`tour`), or its first tile and those that the producer
+// claims and passes on to the other warps through `told`.
 template <bool kClaims>
 struct PanelTiles {
   Tour tour;
@@ -102,7 +107,7 @@ struct PanelTiles {
   }
 };
 
-// One thread a pipeline.
+// Producer of one pipeline (one thread) when activations go through the pipelines.
 template <int NT>
 __device__ __forceinline__ void produce_few(PanelRing<Few<NT, false>::kStage> ring,
                                             const ProductList& list, int64_t tokens,
@@ -110,7 +115,7 @@ __device__ __forceinline__ void produce_few(PanelRing<Few<NT, false>::kStage> ri
   using S = Few<NT, false>;
   const int64_t act_tiles = (tokens + 7) / 8;
   const bool once = act_tiles <= NT;
-  int issued = 0;  // in all
+  int issued = 0;  // K steps, over all tiles
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
     const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
@@ -141,16 +146,17 @@ __device__ __forceinline__ void produce_few(PanelRing<Few<NT, false>::kStage> ri
   }
 }
 
-// What the scales of a tile's rows have in common.
+// Which rows of a tile share scales (FP8Panels::kOfRows ...).
 template <int NT>
 __device__ __forceinline__ int scaled_tile(const ProductList& list, int64_t tokens, int index) {
   const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
   return scaled(list.of[tile.product].weight, tile.unit);
 }
 
-// The same where all products have the same tile of tokens: a slice of K of it comes once. Until
-// the previous kernel has `ended` little is in flight (prefetch_weights.cuh). Who claims tiles has
-// no time to learn what their scales have in common, and copies all.
+// Producer when all GEMMs read the same single token tile: the slice's activations are copied once
+// and stay resident. Until the previous kernel has `ended`, only a few stages are in flight
+// (prefetch_weights.cuh). A block that claims tiles doesn't know the next tile in time to look up
+// which rows share scales, so it copies all scales.
 template <class S, int NT, bool kClaims>
 __device__ __forceinline__ void produce_rows(PanelRing<S::kStage> ring, const ProductList& list,
                                              int64_t tokens, PanelTiles<kClaims> tiles, int leaf,
@@ -175,7 +181,7 @@ __device__ __forceinline__ void produce_rows(PanelRing<S::kStage> ring, const Pr
   const auto look_up = [&](int index) {
     return index < tiles.tour.tiles ? scaled_tile<NT>(list, tokens, index) : 0;
   };
-  int issued = 0;  // in all
+  int issued = 0;  // K steps, over all tiles
   bool started = false;
   int how = 0, next = 0;
   while (tiles.is_one()) {
@@ -183,7 +189,8 @@ __device__ __forceinline__ void produce_rows(PanelRing<S::kStage> ring, const Pr
     const uint8_t* from = panel_at(list.of[tile.product].weight, tile.unit, part.first);
     int n = 0;
     if (!kClaims && tiles.is_first()) {
-      // On its way while the first codes are asked for; later tiles' is looked up one ahead.
+      // The lookup is in flight while the first codes are requested; later tiles are looked up one
+      // tile ahead.
       how = scaled(list.of[tile.product].weight, tile.unit);
       const int first = min(kInFlight, min(part.count, ring.count));
       for (int i = 0; i < first; ++i) {
@@ -229,15 +236,15 @@ __device__ __forceinline__ void produce_rows(PanelRing<S::kStage> ring, const Pr
   if (!started) start_tokens();
 }
 
-// Where the slices of a tile meet: each block of the cluster adds up its share of the rows.
+// The partial sums of a tile's slices: each block of the cluster adds up its share of the rows.
 struct LeafMeeting {
   uint8_t* sums;  // [slice][tile of 16 rows][tile of tokens][lane][4]
   Pipeline pipe;  // of one stage: all sums of a tile
   int blocks, rank, leaves;
 };
 
-// Two warpgroups: a slice of K each of every tile, sent to where it is added up. `next`:
-// scaled_tile() of the first.
+// Consumer warpgroup: computes one split-K slice of every tile and sends the partial sums to the
+// block that adds them up. `next`: scaled_tile() of the first tile.
 template <class S, int NT, bool kOwn, bool kClaims>
 __device__ __forceinline__ void take_leaves(PanelRing<S::kStage> ring, const ProductList& list,
                                             int64_t tokens, PanelTiles<kClaims> tiles, int leaf,
@@ -250,7 +257,8 @@ __device__ __forceinline__ void take_leaves(PanelRing<S::kStage> ring, const Pro
       place_in_block(meeting.sums + ((leaf * mine + warp % mine) * NT * 32 + lane) * 16, owner);
   const uint32_t arrived = place_in_block(meeting.pipe.filled(0), owner);
   constexpr uint32_t kStagePlaces = S::kStage >> 4;
-  const int of_step = static_cast<int>((tokens + 7) / 8) * kE4M3TileBytes;  // where they stay
+  // Stride of a K step in the resident activations.
+  const int of_step = static_cast<int>((tokens + 7) / 8) * kE4M3TileBytes;
   const uint32_t ring_at = kept_place(ring.stages), own_at = kept_place(own);
   int phase = 0;
   for (; tiles.is_one(); tiles.next(), phase ^= 1) {
@@ -265,7 +273,7 @@ __device__ __forceinline__ void take_leaves(PanelRing<S::kStage> ring, const Pro
     float leaf_sum[NT][4];
     clear(leaf_sum);
     const int count = leaf_of(weight, leaf).count;
-    int share = tiles.is_first() ? 0 : kShares<NT>;  // of the tokens
+    int share = tiles.is_first() ? 0 : kShares<NT>;  // next part of the activations to wait for
     const auto ask = [&](float(&sum)[NT][4], int n) {
       if constexpr (kOwn) {
         for (; share < kShares<NT> && count * share / kShares<NT> <= n; ++share) {
@@ -276,7 +284,7 @@ __device__ __forceinline__ void take_leaves(PanelRing<S::kStage> ring, const Pro
       const uint32_t at = ring_at + ring.at.stage * kStagePlaces;
       fp8_ask<NT>(sum, at, kOwn ? own_at + (n * of_step >> 4) : at + (kPanelBytes >> 4));
     };
-    // A stage goes back as soon as it is multiplied.
+    // A stage is released as soon as its sum is scaled and added.
     const auto add = [&](const float(&sum)[NT][4], int n, int stage, const float2& w) {
       const uint8_t* panel = ring.stages + stage * S::kStage;
       add_step<NT>(leaf_sum, sum, w, kOwn ? own + n * of_step : panel + kPanelBytes);
@@ -287,7 +295,7 @@ __device__ __forceinline__ void take_leaves(PanelRing<S::kStage> ring, const Pro
       return step_scales(ring.stages + stage * S::kStage, how);
     };
     if constexpr (NT == 1) {
-      // While a step is multiplied the one before it is added.
+      // The next step is multiplied while the previous one is scaled and added.
       int n = 0;
       for (; n + 1 < count; n += 2) {
         float even[NT][4], odd[NT][4];
@@ -337,9 +345,10 @@ __device__ __forceinline__ void take_leaves(PanelRing<S::kStage> ring, const Pro
   }
 }
 
-// Other warps add up the block's share of the slices meanwhile: here of more than 8 tokens, kMine
-// tiles of 16 rows. What is added to is loaded before the leaves are there, and of the weights what
-// the first tile wants before the previous kernel has ended.
+// Epilogue for more than 8 tokens, by separate warps while the next tile is multiplied: adds up the
+// slices of this block's kMine tiles of 16 rows. The values to add to are loaded before the partial
+// sums arrive; weight scales and page lookups of the first tile are requested before the previous
+// kernel has ended.
 template <int NT, int kMine>
 __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t tokens,
                                              PanelTiles<false> tiles, const LeafMeeting& meeting,
@@ -347,7 +356,8 @@ __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t to
   constexpr int kThreads = Few<NT, false>::kFinishers * 32, kQuads = kMine * 4;
   constexpr int kAtOnce = kThreads / kQuads, kRounds = NT * kTokenTile / kAtOnce;
   constexpr int kItems = kMine * NT / Few<NT, false>::kFinishers;
-  constexpr int kWidth = kMine * 16 + 4;  // of a token: no bank has two of a half warp's
+  // Floats per token, padded so that the lanes of a half warp hit different banks.
+  constexpr int kWidth = kMine * 16 + 4;
   static_assert(kItems > 0 && NT * kTokenTile * kWidth * 4 <= Few<NT, false>::kMeeting);
   const int lane = static_cast<int>(threadIdx.x % 32), thread = warp * 32 + lane;
   const int in = thread / kQuads, of_rows_at = thread % kQuads * 4;
@@ -360,7 +370,7 @@ __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t to
     const int64_t token = tile.token_tile * kTokenTile + in;
     const Four of = four_of(p, row);
     float4 scales = make_float4(1.0f, 1.0f, 1.0f, 1.0f), before[kRounds] = {};
-    if (scaled(p.weight, tile.unit) == FP8Panels::kOfRows) {  // one each
+    if (scaled(p.weight, tile.unit) == FP8Panels::kOfRows) {  // one scale per row
       scales = __ldg(reinterpret_cast<const float4*>(row_scale(p.weight, row)));
     }
     if (tiles.is_first()) {
@@ -391,7 +401,7 @@ __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t to
                            __fadd_rn(v[i].z, next.z), __fadd_rn(v[i].w, next.w));
       }
     }
-    // In their place, neighbouring rows of a token side by side.
+    // Transpose in place, so that neighbouring rows of a token are contiguous.
     sync();
     auto* lines = reinterpret_cast<float*>(meeting.sums);
 #pragma unroll
@@ -419,7 +429,7 @@ __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t to
   }
 }
 
-// The same of 8 tokens at most: a warp has at most one tile of rows.
+// Epilogue for up to 8 tokens: each warp has at most one tile of 16 rows.
 template <bool kClaims>
 __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t tokens,
                                              PanelTiles<kClaims> tiles, const LeafMeeting& meeting,
@@ -435,7 +445,7 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
     Before before;
     float2 scales = make_float2(1.0f, 1.0f);
     if (warp < mine) {
-      if (scaled(p.weight, tile.unit) == FP8Panels::kOfRows) {  // one each
+      if (scaled(p.weight, tile.unit) == FP8Panels::kOfRows) {  // one scale per row
         const float* scale = row_scale(p.weight, row_tile * 16 + lane / 4);
         scales = make_float2(__ldg(scale), __ldg(scale + 8));
       }
@@ -485,7 +495,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[kGroups][S::kStages], empty[kGroups][S::kStages];
   __shared__ uint64_t arrived, room, here[kGroups][kShares<NT>], near[kGroups];
-  __shared__ volatile int ended;  // the previous kernel
+  __shared__ volatile int ended;  // set once the previous kernel has ended
   __shared__ volatile int told[kTold];
   __shared__ uint64_t known[kTold];
   let_next_start();
@@ -507,7 +517,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
   const Tour tour{static_cast<int>(blockIdx.x) / blocks, static_cast<int>(gridDim.x) / blocks,
                   tiles};
   const PanelTiles<S::kClaims> its{tour, told, known, tour.first};
-  constexpr int kFirst = S::kConsumers / 32;  // of the other warps
+  constexpr int kFirst = S::kConsumers / 32;  // first warp that isn't a consumer
   const int warp = warp_index();
   const bool produces = warp >= kFirst && warp < kFirst + S::kProducers;
   const int group = produces ? warp - kFirst : warp / 4 % kGroups;
@@ -519,7 +529,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
   uint8_t* near_at = meet + S::kMeeting;
   uint8_t* own = near_at + (S::kNear ? kNearBytes : 0) +
                  group * most_steps(cols, leaves) * NT * kE4M3TileBytes;
-  // Nobody sends before all blocks have their barriers.
+  // No block may send before all blocks have initialised their barriers.
   if (blocks > 1) cluster_begun();
   if (produces && threadIdx.x % 32 == 0 && leaf < leaves) {
     if constexpr (kOwn) {
@@ -557,7 +567,7 @@ int launch_few(const Context& ctx, const ProductList& list, int64_t tokens) {
   static_assert(S::kStages >= 2);
   const auto kernel = few_kernel<NT, kOwn, kGroups>;
   const WeightView& weight = list.of[0].weight;
-  const int leaves = leaves8(weight);  // all have as many
+  const int leaves = leaves8(weight);  // the same for all GEMMs of the list
   const int rings = leaves < kGroups ? leaves : kGroups;
   const int own = kOwn ? rings * most_steps(weight.cols, leaves) * NT * kE4M3TileBytes : 0;
   const int fit = (S::kRoom - own) / S::kStage / rings,
@@ -595,10 +605,10 @@ int launch_few(const Context& ctx, const ProductList& given, int64_t tokens) {
       return launch_few<1, true, 4>(ctx, list, tokens);
     }
   }
-  // Blocks that share a multiprocessor have half its rate each, and end late where leaves are long.
+  // Two blocks on an SM get half of its bandwidth each, so that long slices end late.
   if (NT == 2 && of_leaf >= 16) return launch_few<4, false, 2>(ctx, list, tokens);
   if constexpr (NT == 1 || NT == 4) {
-    // Half of the room is for pipelines.
+    // At least half of the shared memory is left for the pipelines.
     if (same && (leaves > 1 ? 2 : 1) * tokens_of_leaf <= Few<NT, true>::kRoom / 2) {
       return launch_few<NT, true, 2>(ctx, list, tokens);
     }

@@ -1,4 +1,5 @@
-// What products of few tokens in FP8 share (Hopper): pipelines of panels, and a step's sums.
+// Shared by the FP8 kernels for few tokens (Hopper): pipelines of weight panels, and the sums of a
+// K step.
 #pragma once
 
 #include "backend/cuda/gemm/gemm_fp8_sm90.cuh"
@@ -8,16 +9,16 @@
 namespace freshet::cuda {
 
 inline constexpr int kFp8SharedBytes = 225 << 10;
-// In flight to a multiprocessor before the previous kernel has ended: enough for memory's rate, and
-// a norm's loads wait for no more.
+// Bytes in flight per SM before the previous kernel has ended: enough to saturate memory, and few
+// enough that the loads of a norm don't queue behind them.
 inline constexpr int kFp8AheadBytes = 24 << 10;
 
-// Steps of a slice of K, at most.
+// Upper bound of the K steps of a split-K slice.
 __host__ __device__ inline int most_steps(int64_t cols, int leaves) {
   return static_cast<int>((ceil_div(cols, kE4M3Cols) + leaves - 1) / leaves);
 }
 
-// A place for what comes near: half of a step's codes.
+// Scratch buffer for prefetches (Near): half of the codes of a step.
 inline constexpr int kNearBytes = kPanelCodes / 2;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -27,7 +28,7 @@ template <int kStageBytes>
 struct PanelRing {
   uint8_t* stages;
   Pipeline pipe;
-  int count;  // of stages
+  int count;  // stages
   PipelineState at;
   __device__ __forceinline__ uint8_t* data() const { return stages + at.stage * kStageBytes; }
   __device__ __forceinline__ uint64_t* filled() const { return pipe.filled(at.stage); }
@@ -43,7 +44,7 @@ __device__ __forceinline__ const uint8_t* tokens_at(const ProductArgs& p, int64_
   return p.act + (step * act_tiles + token_tile) * kE4M3TileBytes;
 }
 
-// The pages of tokens and of what is written, from `row` on.
+// Looks up the pages (TLB) of the activations, and of the output from `row` on.
 __device__ __forceinline__ void look_up_pages(const ProductArgs& p, int64_t tokens, int64_t row,
                                               int lane) {
   const int64_t act_bytes = (tokens + 7) / 8 * most_steps(p.weight.cols, 1) * kE4M3TileBytes;
@@ -52,18 +53,19 @@ __device__ __forceinline__ void look_up_pages(const ProductArgs& p, int64_t toke
   if (lane == 3) look_up_page(p.act + act_bytes - 1);
 }
 
-// sum = a step of a panel and NT tiles of tokens.
+// sum = one K step of a panel times NT tiles of tokens; complete after wgmma_wait().
 template <int NT>
 __device__ __forceinline__ void fp8_ask(float (&sum)[NT][4], uint32_t panel, uint32_t tokens) {
   fp8_multiply<kTileCodes, kE4M3TileBytes>(sum, panel, tokens);
 }
 
-// Scales of a lane's tokens 2 t and 2 t + 1 of a tile of 8.
+// Scales of a lane's two tokens, 2 t and 2 t + 1 of a tile of 8.
 __device__ __forceinline__ float2 pair_scales(const uint8_t* tile) {
   return *reinterpret_cast<const float2*>(tile + kTileCodes + threadIdx.x % 4 * 8);
 }
 
-// What is looked up a tile ahead stays where it is written.
+// Which rows of a panel share scales. `asm volatile` keeps the load where it is written: it is
+// issued one tile ahead of its use.
 __device__ __forceinline__ int scaled(const WeightView& w, int64_t panel) {
   const int64_t last = (w.rows - 1) / kPanelRows;
   int how;
@@ -73,13 +75,14 @@ __device__ __forceinline__ int scaled(const WeightView& w, int64_t panel) {
   return how;
 }
 
-// What follows a full pipeline is prefetched to L2 until the previous kernel has ended: memory has
-// time. A step at a time, since other kernels' loads are on their way. These are copies to a place
-// that nobody reads: what prefetches bring is read hardly faster than from memory.
+// Prefetches the weights behind a full pipeline to L2 until the previous kernel has ended, since
+// memory is idle until then. One step at a time, so that other kernels' loads don't queue. These
+// are bulk copies to a scratch buffer that nobody reads: lines fetched by prefetch instructions
+// were read hardly faster than from memory.
 struct Near {
   uint8_t* place;
   uint64_t* barrier;
-  int steps = 0;  // that have come
+  int steps = 0;  // issued so far
   __device__ __forceinline__ void bring(const uint8_t* from, int most, const volatile int& ended) {
     for (; steps < most && ended == 0; from += kPanelBytes, ++steps) {
       barrier_expect(barrier, kPanelCodes);
@@ -88,7 +91,7 @@ struct Near {
       landed(barrier, ended, steps % 2);
     }
   }
-  // Nothing is on its way any more.
+  // Waits until no copy is in flight.
   __device__ __forceinline__ void end() const {
     if (steps > 0) barrier_wait(barrier, (steps - 1) % 2);
   }
@@ -100,7 +103,7 @@ __device__ __forceinline__ void clear(float (&sum)[NT][4]) {
   for (int j = 0; j < NT; ++j) sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0.0f;
 }
 
-// slice += a sum of 128 columns of a panel and NT tiles of tokens, scaled.
+// slice += the sum of a K step (128 columns of a panel, NT tiles of tokens) times its scales.
 template <int NT>
 __device__ __forceinline__ void add_step(float (&leaf)[NT][4], const float (&sum)[NT][4],
                                          const float2& w, const uint8_t* tokens) {
@@ -114,25 +117,25 @@ __device__ __forceinline__ void add_step(float (&leaf)[NT][4], const float (&sum
   }
 }
 
-// A step of a panel comes as its codes and as many of its scales as are read: none where each row
-// has one from end to end, one where all rows share it. Codes are asked for first; then it must be
-// known what the panel's scales have in common.
+// A K step of a panel is copied as its codes and only the scales that are read: none if each row
+// has one scale for all columns, one if all rows share it. Codes are requested first, since the
+// scales need the lookup of scaled().
 __device__ __forceinline__ void copy_codes(uint8_t* to, const uint8_t* from, uint64_t* barrier) {
   copy_weights(to, from, kPanelCodes, barrier);
 }
 __device__ __forceinline__ uint32_t scale_bytes(int scaled) {
-  constexpr uint32_t kLeast = 16;  // of a copy
+  constexpr uint32_t kLeast = 16;  // smallest bulk copy
   return scaled == FP8Panels::kOfRows    ? 0
          : scaled == FP8Panels::kOfSteps ? kLeast
                                          : kPanelBytes - kPanelCodes;
 }
-// Tells the barrier of all of the step.
+// Sets the barrier's expected bytes for codes and scales.
 __device__ __forceinline__ void copy_scales(uint8_t* to, const uint8_t* from, uint32_t bytes,
                                             uint64_t* barrier) {
   barrier_expect(barrier, kPanelCodes + bytes);
   if (bytes > 0) copy_weights(to + kPanelCodes, from + kPanelCodes, bytes, barrier);
 }
-// Those of a lane's rows g and g + 8 of its warp's 16.
+// Scales of a lane's rows g and g + 8 of its warp's 16.
 __device__ __forceinline__ float2 step_scales(const uint8_t* panel, int scaled) {
   if (scaled == FP8Panels::kOfRows) return make_float2(1.0f, 1.0f);
   const auto thread = static_cast<int>(threadIdx.x % 128);

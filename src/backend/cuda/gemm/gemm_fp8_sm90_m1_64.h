@@ -1,14 +1,14 @@
-// Which problems gemm_fp8_sm90_m1_64.cu supports, and run_fp8_wide() of gemm_fp8_sm90_m65.cu. Plain
-// C++.
+// Which problems gemm_fp8_sm90_m1_64.cu supports (1 to 64 tokens, and up to 128 if the weights have
+// few rows), and run_fp8_wide() of gemm_fp8_sm90_m65.cu (1 to 64 tokens, many rows). Plain C++.
 #pragma once
 
 #include "backend/cuda/gemm/gemm_rows.h"
 
 namespace freshet::cuda {
 
-// Blocks claim panels, where there are many that keep K whole.
+// Blocks claim their panels dynamically if there are many panels and K is not cut.
 inline constexpr int kFp8ClaimRoom = (225 << 10) - 2048, kFp8ClaimStages = kFp8ClaimRoom / 8448;
-inline constexpr int kFp8ClaimsTold = 8;  // claims that are remembered
+inline constexpr int kFp8ClaimsTold = 8;  // claims in the queue between producer and consumers
 inline bool fp8_claims(const DeviceLimits& limits, const GemmProblem& p) {
   const GemmWeight& w = p.of[0];
   const int slices = fp8_leaves(w.rows, w.cols);

@@ -1,5 +1,6 @@
-// GEMM with FP8 weights (E4M3) for more than 64 tokens (Hopper), with persistent blocks. The order
-// of a sum, and so its bits, are those of gemm_fp8_sm90_m1_64.cu.
+// GEMM with FP8 weights (E4M3) for more than 64 tokens (Hopper), with persistent blocks;
+// run_fp8_wide() runs the same kernel for 1 to 64 tokens if there are many rows. The order of sums
+// is that of gemm_fp8_sm90_m1_64.cu, so results are bit-identical.
 #include <algorithm>
 
 #include "backend/cuda/gemm/gemm_fp8_sm90_epilogue.cuh"
@@ -8,23 +9,25 @@
 namespace freshet::cuda {
 namespace {
 
-// With two warpgroups others write the sums of a tile while these go on to the next one: where they
-// meet, and how many warps write.
+// With two consumer warpgroups, separate writer warps run the epilogue from a staging buffer
+// (`Desk`) while the consumers go on to the next tile.
 template <int G, int NT>
 struct Many : Fp8Shape<G, NT> {
   static constexpr int kWriters = G == 2 ? 4 : 0;
   static constexpr int kThreads = Fp8Shape<G, NT>::kThreads + kWriters * 32;
-  static constexpr int kStride = NT * 8 + 8;  // numbers a token: no bank has two of a half warp's
+  // Floats per token; padded so that the lanes of a half warp hit different banks.
+  static constexpr int kStride = NT * 8 + 8;
   static constexpr int kDeskBytes = kWriters > 0 ? G * 64 * kStride * 4 : 0;
   static constexpr int kRingBytes = kManyBytes - kDeskBytes;
-  // Tokens of a block's last tile that a warp writes: one that writes all others, or another one.
+  // Tokens of a block's last tile per writer warp and per consumer warp: consumers help to write
+  // it.
   static constexpr int kOfWriter = 4, kOfOther = 14;
   static_assert(kWriters == 0 || kWriters * kOfWriter + G * 4 * kOfOther == G * 64);
   static_assert(kRingBytes / ((G * 8 + NT) * kE4M3TileBytes) >= kProducers);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// Where a tile's sums go from the warps that multiply to those that write: a pipeline of one stage.
+// Staging buffer for the sums of a tile, from consumers to writers: a pipeline of one stage.
 struct Desk {
   float* sums;  // [token][kStride]
   Pipeline pipe;
@@ -44,13 +47,13 @@ __device__ __forceinline__ void hand_over(const Desk& desk, const float (&sum)[N
   if (lane == 0) desk.pipe.arrive(0);
 }
 
-// Where a lane writes: four rows of a tile's tokens.
+// What a lane writes: four adjacent rows of the tile's tokens.
 struct Fp8Lines {
   Four of;
   float* out;
-  int at;      // in a token's sums
-  int count;   // of tokens
-  bool whole;  // the tile's rows are there, and have no bias
+  int at;      // offset of the lane's rows within a token's sums
+  int count;   // tokens
+  bool whole;  // all rows of the tile exist, and there is no bias
 };
 template <int G, int NT>
 __device__ __forceinline__ Fp8Lines lines_of(const ProductArgs& p, int64_t tokens,
@@ -64,7 +67,8 @@ __device__ __forceinline__ Fp8Lines lines_of(const ProductArgs& p, int64_t token
           static_cast<int>(min(static_cast<int64_t>(G * 64), tokens - tile.token_tile * 8)), whole};
 }
 
-// N tokens of a whole tile from one on: what is added to is on its way before ready().
+// Writes N tokens of a whole tile from `first` on. The values to add to are loaded before ready()
+// waits for the sums.
 template <int N, int kStride, class Ready>
 __device__ __forceinline__ void write_whole(const ProductArgs& p, const Fp8Lines& lines,
                                             const float* sums, int first, const Ready& ready) {
@@ -76,7 +80,7 @@ __device__ __forceinline__ void write_whole(const ProductArgs& p, const Fp8Lines
   float4 before[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    before[i] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);  // changes nothing
+    before[i] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);  // adding -0 changes nothing
     if (adds && i < count) before[i] = *reinterpret_cast<const float4*>(out + i * stride);
   }
   ready();
@@ -91,7 +95,8 @@ __device__ __forceinline__ void write_whole(const ProductArgs& p, const Fp8Lines
   }
 }
 
-// The last tile of a block: warps that multiply hand their sums over and write their share.
+// The last tile of a block: consumer warps hand their sums over and write their share of the
+// tokens.
 template <int G, int NT>
 __device__ __forceinline__ void end_last(const ProductList& list, int64_t tokens,
                                          const ProductTile& tile, const Desk& desk, int phase,
@@ -110,7 +115,7 @@ __device__ __forceinline__ void end_last(const ProductList& list, int64_t tokens
   });
 }
 
-// A warp's share of a block's tiles: every so manieth token.
+// Epilogue of a writer warp: of each tile of the block it writes every kWriters-th token.
 template <int G, int NT>
 __device__ __forceinline__ void fp8_write(const ProductList& list, int64_t tokens, const Tour& tour,
                                           const Desk& desk, int writer) {
@@ -151,7 +156,7 @@ __device__ __forceinline__ void fp8_write(const ProductList& list, int64_t token
   }
 }
 
-// G warpgroups.
+// Consumer warpgroups (G of them): compute all tiles of the block.
 template <int G, int NT>
 __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& list, int64_t tokens,
                                          const Tour& tour, const Desk& desk) {
@@ -202,7 +207,8 @@ __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& l
   }
 }
 
-// Those of a pair of blocks.
+// Consumer warpgroups of a cluster of two blocks that multiply the same rows: the producer passes
+// the facts on a tile (`told`) together with its first stage.
 template <int G, int NT>
 __device__ __forceinline__ void fp8_walk_pair(const Fp8Ring& of, const Fp8Facts* told,
                                               const ProductList& list, int64_t tokens,
@@ -231,7 +237,7 @@ __device__ __forceinline__ void fp8_walk_pair(const Fp8Ring& of, const Fp8Facts*
 }
 #endif
 
-// kPair: two blocks of a cluster share the rows.
+// kPair: a cluster of two blocks shares the rows by multicast.
 template <int G, int NT, bool kPair>
 __global__ void __launch_bounds__(Many<G, NT>::kThreads, 1)
     fp8_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles,
@@ -291,7 +297,7 @@ int launch_fp8(const Context& ctx, const ProductList& given, int64_t tokens) {
                         dim3(S::kThreads), kManyBytes, dim3(static_cast<unsigned>(blocks)), list,
                         tokens, tiles, fp8_stages<G, NT>(tokens, S::kRingBytes));
 }
-// A way to tile a GEMM: warpgroups of tokens and tiles of 8 rows of a block, and the number of
+// A tiling of a GEMM: warpgroups of 64 tokens and tiles of 8 rows per block, and the number of
 // blocks that share the rows.
 struct Fp8Way {
   int groups, tiles, blocks;
@@ -304,10 +310,10 @@ constexpr Fp8Way kWays[] = {
     {2, 16, 2, launch_fp8<2, 16, true>},
 };
 
-// About how many cycles all steps of 128 columns take: each is multiplied, comes from memory (its
-// weights) or the L2 cache (all of it), or is waited for.
+// Estimated cycles for all K steps of 128 columns: a step is bound by the tensor cores, by reading
+// memory (weights) or L2 (both operands), or by latency.
 int64_t cost(const Context& ctx, const Fp8Way& way, const ProductList& list, int64_t tokens) {
-  constexpr int64_t kMemory = 20, kCache = 45, kLeast = 260;  // bytes a cycle, cycles
+  constexpr int64_t kMemory = 20, kCache = 45, kLeast = 260;  // bytes per cycle, cycles
   int64_t tiles = 0;
   for (int i = 0; i < list.count; ++i) tiles += ceil_div(list.of[i].weight.rows, way.tiles * 8);
   const int64_t blocks = way.blocks;
@@ -330,7 +336,8 @@ int run_fp8_wide(const Context& ctx, const ProductList& list, int64_t tokens) {
 int run_fp8_many(const Context& ctx, const ProductList& list, int64_t tokens) {
   const Fp8Way* best = nullptr;
   for (const Fp8Way& way : kWays) {
-    if (tokens <= way.groups * 64 * (way.blocks - 1)) continue;  // one block would have none
+    // The second block would have no tokens.
+    if (tokens <= way.groups * 64 * (way.blocks - 1)) continue;
     if (best == nullptr || cost(ctx, way, list, tokens) < cost(ctx, *best, list, tokens))
       best = &way;
   }

@@ -1,9 +1,9 @@
-// What the kernels of FP8 GEMMs for many tokens share: the sums of a tile, and the epilogue. The
-// order of a sum, and so its bits, are those of gemm_fp8_sm90_m1_64.cu.
+// Shared by the FP8 kernels for many tokens: the sums of a tile, and the epilogue. The order of
+// sums is that of gemm_fp8_sm90_m1_64.cu, so results are bit-identical.
 //
-// A block takes 64 G tokens (so that a lane reads the scales of two of them instead of 32) and NT
-// tiles of 8 rows; G warpgroups multiply the stages of the pipeline. Rows of tokens that do not
-// exist are computed from whatever lies in shared memory, and not written.
+// A block takes 64 G tokens and NT tiles of 8 rows. G consumer warpgroups multiply the stages of
+// the pipeline, each its 64 tokens, so that a lane reads the scales of 2 tokens rather than of 32.
+// Tokens beyond the last are computed from whatever lies in shared memory, and not written.
 #pragma once
 
 #include <type_traits>
@@ -14,7 +14,7 @@ namespace freshet::cuda {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// sum += part, times the scales of a lane's two tokens and of the rows at `rows`.
+// sum += part times the scales of a lane's two tokens and those of the rows at `rows`.
 template <int NT, Fp8Scaled::How kHow>
 __device__ __forceinline__ void fp8_add(float (&sum)[NT][4], const float (&part)[NT][4],
                                         float2 tokens, const uint8_t* rows, uint32_t of_rows) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ void fp8_add(float (&sum)[NT][4], const float (&part)
       const bool whole = (of_rows >> j & 1) != 0;
       w = make_float2(whole ? 1.0f : own.x, whole ? 1.0f : own.y);
     }
-    // Tiles of a panel share a step's scale.
+    // Tiles of a panel share the scale of a K step.
     if constexpr (kHow == Fp8Scaled::kMixed) {
       s0 = make_float2(__fmul_rn(w.x, tokens.x), __fmul_rn(w.y, tokens.x));
       s1 = make_float2(__fmul_rn(w.x, tokens.y), __fmul_rn(w.y, tokens.y));
@@ -45,7 +45,7 @@ __device__ __forceinline__ void fp8_add(float (&sum)[NT][4], const float (&part)
   }
 }
 
-// sum *= the scales at `rows`, of tiles whose rows have one each.
+// sum *= the row scales at `rows`, for tiles with one scale per row.
 template <int NT>
 __device__ __forceinline__ void fp8_scale(float (&sum)[NT][4], const uint8_t* rows,
                                           uint32_t of_rows) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void fp8_scale(float (&sum)[NT][4], const uint8_t* ro
   }
 }
 
-// Scales of a lane's two tokens: of a warpgroup's 64.
+// Scales of a lane's two tokens among its warpgroup's 64.
 __device__ __forceinline__ float2 token_scales(const Fp8Reader& ring) {
   const uint8_t* own = ring.stages + ring.offset + threadIdx.x / 32 * (2 * kE4M3TileBytes) +
                        kTileCodes + threadIdx.x % 32 / 4 * 4;
@@ -68,7 +68,8 @@ __device__ __forceinline__ float2 token_scales(const Fp8Reader& ring) {
                      *reinterpret_cast<const float*>(own + kE4M3TileBytes));
 }
 
-// sum += the next step, for a warpgroup's 64 tokens. After the last one, end(its rows' scales).
+// sum += the next K step for a warpgroup's 64 tokens. After the last step, calls end(scales of its
+// rows).
 template <int NT, Fp8Scaled::How kHow, class End>
 __device__ __forceinline__ void fp8_step(Fp8Reader& ring, float (&sum)[NT][4], uint32_t of_rows,
                                          bool last, const End& end) {
@@ -85,7 +86,7 @@ __device__ __forceinline__ void fp8_step(Fp8Reader& ring, float (&sum)[NT][4], u
   ring.next();
 }
 
-// The same of U steps: the next one is multiplied while a sum is scaled.
+// The same for U steps: the next step is multiplied while the previous one is scaled.
 template <int NT, Fp8Scaled::How kHow, int U, class End>
 __device__ __forceinline__ void fp8_steps(Fp8Reader& ring, float (&sum)[NT][4], uint32_t of_rows,
                                           bool last, const End& end) {
@@ -118,13 +119,13 @@ __device__ __forceinline__ void fp8_steps(Fp8Reader& ring, float (&sum)[NT][4], 
   }
 }
 
-// Where all rows of a tile are there and none has a bias: little code, and in a straight line. What
-// runs once is fetched from L2 first, and with a jump a number that took QKV's sums 4.6 us.
+// Epilogue of a tile whose rows all exist and have no bias: short, straight-line code. Code that
+// runs once is fetched from L2 first; with a branch per number, the epilogue of QKV took 4.6 us.
 template <int NT>
 struct Fp8Whole {
-  float2* to[2];  // a lane's first pair of rows, of two tokens
+  float2* to[2];  // a lane's first pair of rows, for each of two tokens
   bool real[2];
-  float2 before[2][NT];  // what is added to
+  float2 before[2][NT];  // the values to add to
   __device__ __forceinline__ Fp8Whole(const ProductArgs& p, int64_t tokens, int64_t token,
                                       int64_t row) {
 #pragma unroll
@@ -172,7 +173,7 @@ struct Fp8Whole {
   }
 };
 
-// Where a lane writes a tile's sums: two neighbouring rows of two tokens.
+// Where a lane writes a tile's sums: two adjacent rows of two tokens.
 struct Fp8Place {
   int64_t token, row;
   bool pairs, whole;
@@ -185,16 +186,16 @@ __device__ __forceinline__ Fp8Place fp8_place(const ProductArgs& p, const Produc
           pairs && p.bias == nullptr && (tile.unit + NT) * 8 <= p.weight.rows};
 }
 
-// Writes a tile's sums that are not Fp8Whole.
+// Epilogue of tiles that Fp8Whole can't write.
 template <int NT>
 __device__ __forceinline__ void fp8_finish_some(const ProductArgs& p, int64_t tokens,
                                                 const float (&sum)[NT][4], const Fp8Place& place) {
-  constexpr int kAtOnce = 8;  // loads of what is added fly together
+  constexpr int kAtOnce = 8;  // loads of the values to add to that are in flight together
   const int64_t token = place.token, first = place.row, end = p.weight.rows;
   const bool pairs = place.pairs;
 #pragma unroll
   for (int from = 0; from < NT; from += kAtOnce) {
-    // Body(number of the pair, its row, its place) for all pairs.
+    // Calls body(index of the pair, its row, its address) for all pairs.
     const auto each = [&](auto&& body) {
 #pragma unroll
       for (int n = 0; n < kAtOnce * 2; ++n) {
@@ -232,7 +233,7 @@ __device__ __forceinline__ void fp8_finish_some(const ProductArgs& p, int64_t to
   }
 }
 
-// Writes a tile's sums.
+// Epilogue of a tile.
 template <int NT>
 __device__ __forceinline__ void fp8_finish(const ProductArgs& p, int64_t tokens,
                                            const float (&sum)[NT][4], const ProductTile& tile) {
@@ -246,20 +247,21 @@ __device__ __forceinline__ void fp8_finish(const ProductArgs& p, int64_t tokens,
   }
 }
 
-// Slices of a tile that a block takes.
+// The range of slices of a tile that a block computes.
 struct Fp8Leaves {
   int first, end;
 };
 
-// total = the sums of slices from left to right, or of the first one only unless `adds`; `sum` is
-// that of the last one. After the first, first(); at the end of the last, last(the scales of its
-// last step's rows).
+// total = the sums of the slices, added from left to right, or that of the first slice only unless
+// `adds`. `sum` is that of the last slice. Calls first() after the first slice, and last(scales of
+// its last step's rows) at the end of the last one.
 template <int NT, Fp8Scaled::How kHow, class First, class Last>
 __device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4],
                                            float (&sum)[NT][4], const WeightView& w,
                                            Fp8Leaves leaves, bool adds, uint32_t of_rows,
                                            const First& first, const Last& last) {
-  // (A slice of K may be of eight steps: of eight at once half are run while they are fetched.)
+  // (A slice may have only eight steps. Unrolled by eight, half of them would run while their code
+  // is still being fetched.)
   constexpr int kAtOnce = NT <= 12 && kHow != Fp8Scaled::kMixed ? 4 : 1;
   const LeafCut cut = leaf_cut(w);
   for (int leaf = leaves.first; leaf < leaves.end; ++leaf) {
@@ -293,14 +295,14 @@ __device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4
   }
 }
 
-// Of the tile whose first step is there.
+// The facts on the tile whose first stage has arrived.
 __device__ __forceinline__ Fp8Facts facts_at(const Fp8Facts* of, const Fp8Reader& ring) {
   const int4 facts = *reinterpret_cast<const int4*>(of + ring.at.stage);
   const auto same = [](int v) { return __shfl_sync(0xffffffff, v, 0); };
   return {{same(facts.x), same(facts.y), same(facts.z), same(facts.w)}};
 }
 
-// body(what scales of rows have in common) with it as a constant.
+// Calls body() with the kind of row scales as a compile-time constant.
 template <class Body>
 __device__ __forceinline__ void fp8_as(const Fp8Scaled& scaled, const Body& body) {
   if (scaled.how == Fp8Scaled::kRows) {
@@ -312,9 +314,10 @@ __device__ __forceinline__ void fp8_as(const Fp8Scaled& scaled, const Body& body
   }
 }
 
-// total = the sums of all slices, from left to right. Between the products of two steps stand the
-// scaled sums alone: what the next one needs is found while a step is multiplied, and where its
-// rows' scales are not wanted it is left before it is scaled, so that others fill it.
+// total = the sums of all slices, added from left to right. Between the wgmmas of two steps there
+// is nothing but the scaled additions: everything the next wgmma needs is found while a step is
+// multiplied. If the row scales aren't needed, a stage is released before its sum is scaled, so
+// that the producer refills it sooner.
 template <int NT, Fp8Scaled::How kHow>
 __device__ __forceinline__ void fp8_sum_ahead(Fp8Reader& ring, float (&total)[NT][4],
                                               const LeafCut& cut, uint32_t of_rows) {
@@ -348,7 +351,7 @@ __device__ __forceinline__ void fp8_sum_ahead(Fp8Reader& ring, float (&total)[NT
   ring.wait_full();
   ask();
 #pragma unroll 1
-  for (;; ++leaf) {  // a loop of steps alone: code that these jump over costs them, too
+  for (;; ++leaf) {  // a loop of steps alone: even code that is jumped over would slow it down
     const bool last = leaf + 1 == 1 << cut.shift;
 #pragma unroll 1
     for (int left = cut.leaf(leaf).count - (last ? 1 : 0); left > 0; --left) {

@@ -1,9 +1,9 @@
 // GEMM with FP8 weights and few rows for 65 to 128 tokens (Hopper): a cluster of two blocks takes a
 // tile, and each block half of the split-K slices, so that all SMs read memory.
 //
-// The first block adds its slices; the second keeps its own apart. Each finishes half of the tile's
-// rows: it receives the other block's sums of them, and goes on adding from left to right. The bits
-// are those of gemm_fp8_sm90_m1_64.cu.
+// The first block adds its slices; the second keeps its slices separate. Each block finishes half
+// of the tile's rows: it receives the other block's sums for them and continues to add from left to
+// right. Bit-identical to gemm_fp8_sm90_m1_64.cu.
 #include "backend/cuda/gemm/gemm_fp8_sm90_m65.cuh"
 #include "backend/cuda/gemm/gemm_fp8_sm90_m65_128_splitk2.h"
 #include "backend/cuda/runtime/cluster.cuh"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int G = 2;  // warpgroups of 64 tokens each
 
-// Where a block gets what the other one has of its half: two sums at most.
+// Buffer for the sums that the other block sends: at most two per block.
 template <int NT>
 struct Fp8SplitK : Fp8Shape<G, NT> {
   static constexpr int kHalf = NT / 2;
@@ -22,14 +22,15 @@ struct Fp8SplitK : Fp8Shape<G, NT> {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// What a block has: its slices' sum or the first one, and the last one; scales of its half's rows.
+// A block's sums: of all its slices or of its first one; of its last slice; and the scales of the
+// rows that it finishes.
 template <int NT>
 struct Fp8Half {
   float total[NT][4], last[NT][4];
   float2 scales[NT / 2];
 };
 
-// The slices of a block; of rows that have one scale from end to end `scales` are it, or else 1.
+// Computes the slices of a block. `scales`: of rows with one scale for all columns; 1 for others.
 template <int NT, class First>
 __device__ __forceinline__ void take_half(Fp8Reader& ring, Fp8Half<NT>& half, const ProductArgs& p,
                                           int rank, const Fp8Scaled& scaled,
@@ -52,7 +53,7 @@ __device__ __forceinline__ void take_half(Fp8Reader& ring, Fp8Half<NT>& half, co
   });
 }
 
-// Sends what the other block finishes, half kOther of the tile.
+// Sends the sums for the half of the tile that the other block finishes (kOther).
 template <int NT, int kOther>
 __device__ __forceinline__ void send_half(const float (&sum)[NT][4], float4* room,
                                           uint64_t* there) {
@@ -65,7 +66,8 @@ __device__ __forceinline__ void send_half(const float (&sum)[NT][4], float4* roo
   }
 }
 
-// sum = all slices of this block's half kMine; `room` has the other one's, of two slices if `two`.
+// sum = all slices for this block's half (kMine); `room` has the other block's sums, of two slices
+// if `two`.
 template <int NT, int kMine>
 __device__ __forceinline__ void add_half(float (&sum)[NT / 2][4], const Fp8Half<NT>& half,
                                          const float4* room, bool two) {
@@ -111,7 +113,8 @@ __global__ void __launch_bounds__(Fp8SplitK<NT>::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages], there;
   let_next_start();
-  const bool two = leaves8(list.of[0].weight) > 2;  // slices of the second block, in all products
+  // Slices of the second block; the same for all GEMMs.
+  const bool two = leaves8(list.of[0].weight) > 2;
   if (threadIdx.x == S::kConsumers) {
     barrier_init(&there, 1);
     barrier_expect(&there, (two && blockIdx.x % 2 == 0 ? 2 : 1) * S::kHalf * S::kConsumers * 16);
@@ -120,7 +123,7 @@ __global__ void __launch_bounds__(Fp8SplitK<NT>::kThreads, 1)
   const int index = static_cast<int>(blockIdx.x) / 2, rank = static_cast<int>(blockIdx.x) % 2;
   const int producer = warp_index() - S::kConsumers / 32;
   auto* room = reinterpret_cast<float4*>(shared + S::kRingBytes);
-  cluster_begun();  // nobody sends to a block that has not
+  cluster_begun();  // the other block's barriers are initialised
   if (producer >= 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if (threadIdx.x % 32 == 0) {
@@ -137,14 +140,14 @@ __global__ void __launch_bounds__(Fp8SplitK<NT>::kThreads, 1)
     wait();
     Fp8Half<NT> half;
     Fp8Reader reader = fp8_reader(ring, NT);
-    // A second block's first slice goes while its last one is multiplied.
+    // The second block sends its first slice while its last one is multiplied.
     take_half<NT>(reader, half, p, rank, noted.scaled(), [&] {
       if (!two) return;
       __syncwarp();
       cluster_wait();
       if (rank == 1) send_half<NT, 0>(half.total, room, &there);
     });
-    // What is added to comes while leaves are exchanged.
+    // The values to add to are loaded while the blocks exchange sums.
     tile.unit += rank * S::kHalf;
     const Fp8Place place = fp8_place<S::kHalf>(p, tile);
     Fp8Whole<S::kHalf> whole(p, tokens, place.token, place.row);

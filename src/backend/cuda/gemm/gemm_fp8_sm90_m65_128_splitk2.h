@@ -7,7 +7,7 @@
 
 namespace freshet::cuda {
 
-// Tiles of 8 rows of a pair of blocks; 0: it takes none of these.
+// Tiles of 8 rows per pair of blocks; 0: the kernel doesn't support the problem.
 inline int fp8_splitk_tiles(const DeviceLimits& limits, const GemmProblem& p) {
   if (p.tokens <= 64 || p.tokens > 128 || fp8_leaves(p.of[0].rows, p.of[0].cols) < 2) return 0;
   for (const int tiles : {8, 12}) {
@@ -16,7 +16,7 @@ inline int fp8_splitk_tiles(const DeviceLimits& limits, const GemmProblem& p) {
   return 0;
 }
 inline bool supports_fp8_m65_128_splitk2(const DeviceLimits& limits, const GemmProblem& p) {
-  // Where panels of 64 rows would need two waves.
+  // Only if panels of 64 rows would need two waves.
   const int64_t panels = blocks_of(p, 64) * div_up(p.tokens, 64);
   return panels > limits.multiprocessors / 2 && fp8_splitk_tiles(limits, p) != 0;
 }

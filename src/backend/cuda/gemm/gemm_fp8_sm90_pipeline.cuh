@@ -1,7 +1,7 @@
-// The pipeline of FP8 GEMMs for many tokens: the layout of a stage, its producers, and what the
-// consumers (gemm_fp8_sm90_m65.cuh) know of it.
+// The pipeline of FP8 GEMMs for many tokens: the layout of a stage, its producers, and the
+// consumers' view of it (gemm_fp8_sm90_m65.cuh).
 //
-// Four threads of a block fill stages of 128 columns by TMA bulk copies: 64 G tokens, on the 64-row
+// Four producer threads fill stages of 128 columns by TMA bulk copies: 64 G tokens, on the 64-row
 // side of wgmma, and NT tiles of 8 rows. The two blocks of a cluster may share the rows: each
 // copies half of them to both blocks by multicast.
 #pragma once
@@ -11,11 +11,12 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kManyBytes = 222 << 10;  // of shared memory
+inline constexpr int kManyBytes = 222 << 10;  // shared memory
 inline constexpr int kMostStages = 32;
 
-// Warps of which one thread each fills the pipeline, a stage in turn: one alone would take longer
-// for a stage than its bytes. (Registers change hands between whole warpgroups only.)
+// Producer warps, of which one thread each fills the pipeline, stage by stage in turn: a single
+// thread would take longer to issue a stage's copies than memory to deliver them. (setmaxnreg works
+// on whole warpgroups only.)
 inline constexpr int kProducers = 4;
 
 template <int G, int NT>
@@ -25,18 +26,19 @@ struct Fp8Shape {
   static constexpr int kThreads = kConsumers + kProducers * 32;
 };
 
-// What is in a pipeline: `count` stages, each of `width` tiles of tokens, then the codes of all
-// rows and then their scales.
+// The pipeline's layout: `count` stages, each with `width` token tiles, then the codes of all rows,
+// then their scales.
 struct Fp8Stages {
   int count, bytes, width;
 };
 template <int G, int NT>
-Fp8Stages fp8_stages(int64_t tokens, int budget) {  // for a stage a producer, and more
+Fp8Stages fp8_stages(int64_t tokens, int budget) {  // at least a stage per producer
   using S = Fp8Shape<G, NT>;
   const auto tiles = static_cast<int>(ceil_div(tokens, kTokenTile));
   const int width = tiles < S::kTokenTiles ? tiles : S::kTokenTiles;
   const int bytes = (width + NT) * kE4M3TileBytes;
-  const int beyond = S::kTokenTiles * kE4M3TileBytes - bytes;  // is read of the last
+  // Bytes that wgmma reads beyond the last stage.
+  const int beyond = S::kTokenTiles * kE4M3TileBytes - bytes;
   const int count = (budget - (beyond > 0 ? beyond : 0)) / bytes;
   return {count < kMostStages ? count : kMostStages, bytes, width};
 }
@@ -46,12 +48,12 @@ struct Fp8Ring {
   Fp8Stages of;
   uint8_t* stages;
   Pipeline pipe;
-  int blocks;  // that release a stage before it is filled again
+  int blocks;  // blocks that release a stage before it is filled again
   PipelineState at;
   __device__ __forceinline__ void next() { at.advance(of.count, kProducers); }
 };
 
-// All threads of a block.
+// Called by all threads of a block.
 template <class Shape>
 __device__ __forceinline__ Fp8Ring fp8_ring(const Fp8Stages& of, uint8_t* stages, uint64_t* full,
                                             uint64_t* empty, int blocks = 1) {
@@ -61,7 +63,8 @@ __device__ __forceinline__ Fp8Ring fp8_ring(const Fp8Stages& of, uint8_t* stages
   return {of, stages, pipe, blocks};
 }
 
-// To the same place of both blocks of a cluster, whose barriers at that place hear of it.
+// Copies to the same address in both blocks of a cluster, and signals the barrier at the same
+// address in each.
 __device__ __forceinline__ void copy_to_both(uint32_t to, const uint8_t* from, uint32_t bytes,
                                              uint32_t barrier) {
   asm volatile(
@@ -75,24 +78,25 @@ __device__ __forceinline__ Tour tour_of(int tiles, int blocks) {
   const auto block = static_cast<int>(blockIdx.x), all = static_cast<int>(gridDim.x);
   return {block / blocks, all / blocks, tiles, blocks, block % blocks};
 }
-// All threads of a cluster: before anybody sends, and before anybody who is sent to ends.
+// Cluster barrier for all threads: before the first remote write, and before a block that others
+// write to exits.
 __device__ __forceinline__ void cluster_meet() {
   __syncwarp();
   cluster_begun();
   cluster_wait();
 }
 
-// What a warp that multiplies knows of the pipeline. A step is one chain from the barrier to the
-// scaled sums, and its latency is the time that it takes: places are found once, moved from stage
-// to stage, and `kept` from being computed again in each.
+// A consumer warp's view of the pipeline. A K step is a single dependency chain from the barrier to
+// the scaled sums, so its latency is its time: addresses are computed once, advanced from stage to
+// stage, and `kept` from being recomputed.
 struct Fp8Reader {
   const uint8_t* stages;
   int bytes, count, scales_at, blocks;
-  uint32_t tokens_at, rows_at;  // operands of the first stage
+  uint32_t tokens_at, rows_at;  // operands in stage 0
   PipelineAt pipe;
   PipelineState at;
-  int offset = 0;                                             // of the stage
-  __device__ __forceinline__ const uint8_t* scales() const {  // of a stage's rows
+  int offset = 0;                                             // of the current stage
+  __device__ __forceinline__ const uint8_t* scales() const {  // row scales of the current stage
     return stages + offset + scales_at;
   }
   __device__ __forceinline__ void wait_full() const { pipe.wait(at); }
@@ -105,7 +109,7 @@ struct Fp8Reader {
     pipe.release_to_blocks(stage, blocks);
   }
 };
-// `tiles`: tiles of 8 rows of a stage.
+// `tiles`: 8-row tiles per stage.
 __device__ __forceinline__ Fp8Reader fp8_reader(const Fp8Ring& ring, int tiles) {
   const uint8_t* tokens = ring.stages + warp_index() / 4 * (8 * kE4M3TileBytes);
   const uint8_t* rows = ring.stages + ring.of.width * kE4M3TileBytes;
@@ -119,7 +123,7 @@ __device__ __forceinline__ Fp8Reader fp8_reader(const Fp8Ring& ring, int tiles) 
           {kept(shared_address(ring.pipe.full)), kept(shared_address(ring.pipe.empty))}};
 }
 
-// sum = a step of 64 tokens and NT tiles of rows.
+// sum = a K step of 64 tokens and NT row tiles; complete after wgmma_wait().
 template <int NT>
 __device__ __forceinline__ void fp8_ask(float (&sum)[NT][4], uint32_t tokens, uint32_t rows) {
   fp8_multiply<kE4M3TileBytes, kTileCodes>(sum, tokens, rows);
@@ -132,14 +136,14 @@ __device__ __forceinline__ int64_t panels_of(const WeightView& w) {
   return (w.rows + kPanelRows - 1) / kPanelRows;
 }
 
-// What a producer has asked for.
+// A producer's progress.
 struct Fp8Filling {
-  int at, before;  // the stage that it fills next and the first of the tile, counted from the start
+  int at, before;  // its next stage, and the tile's first, both counted from the start
   bool waited;
 };
-// A producer's share of the stages of a tile, which has `steps` of them. copy_rows(to, step,
-// barrier) asks for row_bytes of weights: at first before the previous kernel has ended, tokens
-// after.
+// Fills a producer's share of a tile's `steps` stages. copy_rows(to, step, barrier) copies
+// row_bytes of weights: the first ones before the previous kernel has ended, tokens only after
+// that.
 template <class CopyRows>
 __device__ __forceinline__ void fp8_fill(Fp8Ring& ring, Fp8Filling& filling, int steps,
                                          uint32_t row_bytes, const CopyRows& copy_rows,
@@ -172,22 +176,22 @@ __device__ __forceinline__ void fp8_fill(Fp8Ring& ring, Fp8Filling& filling, int
   filling.before += steps;
 }
 
-// What the scales of a tile's rows have in common.
+// Which rows of a tile share scales.
 struct Fp8Scaled {
   enum How : int32_t { kRows, kSteps, kMixed } how;
-  uint32_t of_rows;  // a bit a tile of 8 rows
-  // The same where `how` is known.
+  uint32_t of_rows;  // tiles of 8 rows with one scale per row, as a bit mask
+  // The mask if `how` is known at compile time.
   template <How kHow>
   __device__ __forceinline__ uint32_t rows_of() const {
     return kHow == kRows ? ~0u : kHow == kSteps ? 0 : of_rows;
   }
 };
-// What was noted of a tile's panels, on its way: it is looked up a tile ahead, and nobody waits.
+// The kind of scales of a tile's panels, loaded one tile ahead so that nothing waits for it.
 template <int NT>
 struct Fp8Noted {
-  static constexpr int kSame = NT % 8 == 0 ? 8 : NT % 4 == 0 ? 4 : 2;  // tiles of one panel
+  static constexpr int kSame = NT % 8 == 0 ? 8 : NT % 4 == 0 ? 4 : 2;  // tiles of the same panel
   int how[NT / kSame];
-  // panel_of(j): where the j-th tile's is noted.
+  // panel_of(j): address of the j-th tile's entry.
   template <class PanelOf>
   __device__ __forceinline__ void look_up(const PanelOf& panel_of) {
 #pragma unroll
@@ -214,35 +218,36 @@ __device__ __forceinline__ const int32_t* scaled_panel(const WeightView& w, int6
   return FP8Panels::scaled_at(w.data, w.rows, w.cols) + (panel < last ? panel : last);
 }
 
-// What the producers of a pair of blocks tell of a tile: it lies beside the stage of its first
-// step, and warps that multiply look nothing up.
+// Facts on a tile that the producers of a pair of blocks pass to the consumers, beside the stage of
+// its first step, so that consumers look nothing up.
 struct alignas(16) Fp8Facts {
   int32_t of[4];
 };
 
-// A producer of a pair of blocks. A stage is asked for as soon as both have finished with it: all
-// that stands between keeps warps waiting that multiply, so what is asked is known before.
+// A producer of a pair of blocks. It refills a stage as soon as both blocks have released it.
+// Anything in between would keep consumers waiting, so everything that the copies need is computed
+// before.
 template <int kPieces>
 struct Fp8Asking {
   uint32_t stages;
   PipelineAt pipe;
-  uint32_t bytes;  // of a stage
-  int count;       // of stages
+  uint32_t bytes;  // per stage
+  int count;       // stages
   PipelineState at;
-  int step;  // of the tile: the next one of this producer
+  int step;  // this producer's next step of the tile
   bool waited;
-  // What this block copies into a stage: to both blocks kPieces pieces of rows, of `tiles` tiles of
-  // 8, which lie `apart` bytes apart in memory and `apart_here` panels apart in the stage; and its
-  // own tokens. The stage is full with full_bytes, of both blocks.
+  // What this block copies into a stage: kPieces pieces of rows, of `tiles` 8-row tiles each, to
+  // both blocks; pieces are `apart` bytes apart in memory and `apart_here` panels apart in the
+  // stage. Then its own tokens. A stage is full when full_bytes have arrived from both blocks.
   struct Tile {
     const uint8_t* rows;
     int64_t apart;
-    uint32_t scales;  // from a piece's codes to its scales
+    uint32_t scales;  // offset from a piece's codes to its scales
     uint32_t rows_at, scales_at, apart_here, tiles;
     const uint8_t* tokens;
     uint32_t token_step, token_bytes, full_bytes;
   };
-  // facts_of() is asked by the producer of the first step.
+  // The producer of the first step calls facts_of().
   template <class FactsOf>
   __device__ __forceinline__ void fill(Fp8Facts* facts, int steps, const Tile& tile,
                                        const FactsOf& facts_of) {
@@ -301,7 +306,7 @@ __device__ __forceinline__ Fp8Asking<kPieces> fp8_asking(const Fp8Ring& ring, in
           false};
 }
 
-// kUnits a tile of rows.
+// kUnits: row units per tile.
 template <int G, int kUnits>
 __device__ __forceinline__ ProductTile many_tile(const ProductList& list, int64_t tokens,
                                                  const Tour& tour, int index) {
@@ -311,8 +316,8 @@ __device__ __forceinline__ ProductTile many_tile(const ProductList& list, int64_
   return tile;
 }
 
-// Fills the pipelines of a pair of blocks: of a tile's rows, which are of two panels at most, one
-// asks for those of the first and the other for the rest (or each for half of one panel's).
+// Producers of a pair of blocks: a tile's rows belong to at most two panels; one block copies those
+// of the first panel and the other the rest (or each copies half if there is one panel).
 template <int G, int NT>
 __device__ __forceinline__ void fp8_produce_pair(const Fp8Ring& ring, Fp8Facts* facts,
                                                  const ProductList& list, int64_t tokens,
@@ -350,8 +355,8 @@ __device__ __forceinline__ void fp8_produce_pair(const Fp8Ring& ring, Fp8Facts* 
   }
 }
 
-// Fills the pipeline with all tiles of a block, or with one of `parts` parts of their slices: a
-// thread of each producer.
+// Producers of a block: copy all tiles, or one of `parts` parts of their slices; one thread per
+// producer warp.
 template <int G, int NT>
 __device__ __forceinline__ void fp8_produce(Fp8Ring ring, const ProductList& list, int64_t tokens,
                                             const Tour& tour, int producer, int part = 0,
@@ -366,10 +371,10 @@ __device__ __forceinline__ void fp8_produce(Fp8Ring ring, const ProductList& lis
     const int leaves = leaves8(p.weight);
     const int from = leaf_of(p.weight, leaves * part / parts).first;
     const int steps = leaf_of(p.weight, leaves * (part + 1) / parts).first - from;
-    // Two copies for each panel that the rows are of.
+    // Two copies (codes, scales) per panel that the rows belong to.
     const int64_t of_panel = int64_t{steps_of(p.weight)} * kPanelBytes;
     const auto first = static_cast<int>(tile.unit);
-    const int rows = min(NT, static_cast<int>(panels_of(p.weight) * 8) - first);  // tiles of 8
+    const int rows = min(NT, static_cast<int>(panels_of(p.weight) * 8) - first);  // tiles of 8 rows
     const uint8_t* panel = p.weight.data + first / 8 * of_panel + int64_t{from} * kPanelBytes;
     const auto copy_rows = [&](uint8_t* to, int n, uint64_t* barrier) {
       const uint8_t* step = panel + n * kPanelBytes;

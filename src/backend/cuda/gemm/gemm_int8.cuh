@@ -1,8 +1,8 @@
 // Shared by the GEMMs of INT8 weights. Weights and activations are both tiles of 8 rows by 128
 // columns (api.h, int.cuh); 128 columns of a tile are one step of K.
 //
-// Integer sums are exact, so the split of K and the order of additions do not matter: every kernel
-// has the same bits as this epilogue, (sum as F32) * (scale of the row * scale of the token), then
+// Integer sums are exact, so the split of K and the order of additions don't matter: every kernel
+// is bit-identical to this epilogue, (sum as F32) * (scale of the row * scale of the token), then
 // bias, scale and addition. REQUIRES: at most 2^17 columns, which the loader checks.
 #pragma once
 
@@ -12,13 +12,13 @@ namespace freshet::cuda {
 
 inline constexpr int kInt8Panel = 8 * kPanelTiles<INT8> * 2;  // rows
 static_assert(kInt8Panel == 128);
-inline constexpr int kInt8PanelBytes = static_cast<int>(kUnitStep<INT8>);  // of a step
+inline constexpr int kInt8PanelBytes = static_cast<int>(kUnitStep<INT8>);  // per K step
 
 __host__ __device__ inline int int8_steps(int64_t cols) {
   return static_cast<int>((cols + kInt8Cols - 1) / kInt8Cols);
 }
 
-// Scales of tokens, after their tiles.
+// Scales of the tokens, which follow their tiles.
 __device__ __forceinline__ const float* token_scales(const ProductArgs& p, int64_t tokens) {
   const int64_t tiles = (tokens + 7) / 8;
   return reinterpret_cast<const float*>(p.act + int8_steps(p.weight.cols) * tiles * kInt8TileBytes);

@@ -1,9 +1,9 @@
 // GEMM with INT8 weights for at most 32 tokens (Hopper).
 //
-// Bandwidth limits it: every SM runs one block, and all blocks take the same number of tiles of 16
-// rows, with all of K. Each of a block's eight warps takes an eighth of the steps and streams it
-// through a pipeline of its own, several tiles of weights and the tokens of the step at a time. The
-// weights that fit the pipelines are copied before the previous kernel ends.
+// It is limited by bandwidth: every SM runs one block, and all blocks take the same number of tiles
+// of 16 rows, with all of K. Each of a block's eight warps takes an eighth of the K steps and
+// streams it through a pipeline of its own, several weight tiles and the step's activations per
+// stage. The weights that fit the pipelines are copied before the previous kernel ends.
 #include "backend/cuda/gemm/gemm_int8.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 #include "backend/cuda/runtime/pipeline.cuh"
@@ -11,17 +11,17 @@
 namespace freshet::cuda {
 namespace {
 
-// NT: tiles of 8 tokens; R: tiles of rows of a warp at once.
+// NT: token tiles; R: row tiles of a warp at a time.
 template <int NT, int R>
 struct Int8FewShape {
   static constexpr int kRowBytes = R * INT8::kTileBytes;
   static constexpr int kStageBytes = kRowBytes + NT * kInt8TileBytes;
-  // Tiles of tokens added up at once, a warp an item.
+  // Token tiles that are added up at a time, one item per warp.
   static constexpr int kTogether = R * NT <= kWarps ? NT : NT % 2 == 0 && R * 2 <= kWarps ? 2 : 1;
   static constexpr int kItems = R * kTogether, kRounds = NT / kTogether;
   static constexpr int kSumBytes = kWarps * kItems * 32 * 16;
   static constexpr int kStages = ((224 << 10) - kSumBytes) / (kWarps * kStageBytes);
-  // Stages asked for before the previous kernel has ended: more would slow it down.
+  // Stages requested before the previous kernel has ended: more would slow that kernel down.
   static constexpr int kFew = (64 << 10) / (kWarps * kRowBytes);
   static constexpr int kEarly = kFew < 1 ? 1 : kFew < kStages ? kFew : kStages;
   static constexpr int kRings = kWarps * kStages * kStageBytes;
@@ -30,20 +30,20 @@ struct Int8FewShape {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A warp's steps of the block's tiles: R tiles at a time, all its steps, then the next R. One lane
-// asks.
+// A warp's K steps of the block's tiles: all its steps for R tiles, then for the next R. One lane
+// issues the copies.
 template <int NT, int R>
 struct Int8Stream {
   using S = Int8FewShape<NT, R>;
   const ProductArgs& p;
-  int64_t first;  // tile of the block
+  int64_t first;  // the block's first tile
   int tiles, begin, steps;
   uint32_t token_bytes;
   int64_t token_step;
   uint8_t* ring;
   Pipeline pipe;
   uint64_t policy;
-  int group = 0, step = 0, stage = 0;  // to be asked for next
+  int group = 0, step = 0, stage = 0;  // of the next copy
 
   __device__ __forceinline__ int groups() const { return (tiles + R - 1) / R; }
   __device__ __forceinline__ int tiles_of(int of) const { return min(R, tiles - of * R); }
@@ -73,7 +73,7 @@ struct Int8Stream {
   }
 };
 
-// A step of 128 columns.
+// Adds a K step of 128 columns.
 template <int NT, int R>
 __device__ __forceinline__ void add_step(int (&sum)[R][NT][4], const uint8_t* stage, int count) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -98,8 +98,8 @@ __device__ __forceinline__ void add_step(int (&sum)[R][NT][4], const uint8_t* st
   }
 }
 
-// Adds the warps' sums of a group: a warp has all of an item's, and calls end(sum, tile, token
-// tile, round).
+// Adds up the warps' sums of a group: each warp takes all partial sums of an item and calls
+// end(sum, tile, token tile, round).
 template <int NT, int R, class End>
 __device__ __forceinline__ void add_warps(const int (&sum)[R][NT][4], int4* shared, int count,
                                           const End& end) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void add_warps(const int (&sum)[R][NT][4], int4* shar
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int j = 0; j < NT; j += S::kTogether) {
-    __syncthreads();  // the sums before have been read
+    __syncthreads();  // the previous sums have been read
 #pragma unroll
     for (int i = 0; i < S::kItems; ++i) {
       const int(&v)[4] = sum[i % R][j + i / R];

@@ -1,13 +1,13 @@
 // GEMM with INT8 weights for more than 32 tokens (Hopper), by wgmma.
 //
-// A block takes 64 G tokens, on the 64-row side of wgmma, and NT tiles of 8 rows. Four threads keep
-// a pipeline of stages of 128 columns filled by TMA bulk copies; G warpgroups multiply and keep
+// A block takes 64 G tokens, on the 64-row side of wgmma, and NT tiles of 8 rows. Four producer
+// threads fill a pipeline of stages of 128 columns by TMA bulk copies; G consumer warpgroups keep
 // their accumulators for all of K. Blocks are persistent. If there are fewer tiles than SMs, the
-// blocks of a cluster split K and add their sums through each other's shared memory. Rows of tokens
-// that do not exist are computed from whatever lies in shared memory, and not written.
+// blocks of a cluster split K and add their sums through distributed shared memory. Tokens beyond
+// the last are computed from whatever lies in shared memory, and not written.
 //
 // Gate and up may have a SwiGLU epilogue: a block's tiles are then the same rows of both, so that a
-// lane has both sums of a feature. Another kernel encodes the result when its rows are complete.
+// lane has both sums of a feature. A separate kernel encodes the result once its rows are complete.
 #include <algorithm>
 
 #include "backend/cuda/gemm/gemm_int8.cuh"
@@ -21,23 +21,24 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kRingBytes = 222 << 10, kMostStages = 16;
-// Warps of which one thread each fills the pipeline, a stage in turn: one alone would take longer
-// for a stage than its bytes. (Registers change hands between whole warpgroups only.)
+// Producer warps, of which one thread each fills the pipeline, stage by stage in turn: a single
+// thread would take longer to issue a stage's copies than memory to deliver them. (setmaxnreg works
+// on whole warpgroups only.)
 constexpr int kProducers = 4;
 
-// kGate: half of the tiles of rows are gate's, half up's.
+// kGate: half of the row tiles are gate's, half up's.
 template <int G_, int NT_, bool kGate_ = false>
 struct Int8Shape {
   static constexpr bool kGate = kGate_;
-  static constexpr int kRowTiles = kGate ? NT_ / 2 : NT_;  // of a matrix
+  static constexpr int kRowTiles = kGate ? NT_ / 2 : NT_;  // per matrix
   static constexpr int G = G_, NT = NT_, kConsumers = G * 128, kTokenTiles = G * 8;
   static constexpr int kThreads = kConsumers + kProducers * 32;
-  // Each producer has a stage of its own.
+  // At least one stage per producer.
   static_assert((kTokenTiles + NT) * kInt8TileBytes * kProducers <= kRingBytes);
 };
 
-// How a product is cut: stages in the pipeline, tiles of tokens of a stage, tiles of the product,
-// and blocks that share one.
+// How a GEMM is cut: stages in the pipeline, token tiles per stage, output tiles, and blocks that
+// share an output tile (split-K).
 struct Int8Plan {
   int stages, width, tiles, parts;
   __host__ __device__ int stage_bytes(int row_tiles) const {
@@ -46,7 +47,7 @@ struct Int8Plan {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// A block's part of K.
+// A block's part of K, in steps.
 struct Part {
   int first, count;
 };
@@ -58,11 +59,11 @@ __device__ __forceinline__ Part part_of(int64_t cols, const Int8Plan& plan) {
 template <class S>
 __device__ __forceinline__ ProductTile find_tile(const ProductList& list, int64_t tokens,
                                                  int index) {
-  constexpr int kRowsAtOnce = S::NT >= 28 ? 8 : 16;  // blocks whose weights L2 holds
+  constexpr int kRowsAtOnce = S::NT >= 28 ? 8 : 16;  // row blocks whose weights stay in L2
   return find_product_tile<S::kTokenTiles, S::kRowTiles, kRowsAtOnce>(list, tokens, index);
 }
 
-// A thread of each producer.
+// One thread of each producer warp.
 template <class S>
 __device__ __forceinline__ void produce(const ProductList& list, int64_t tokens,
                                         const Int8Plan& plan, int producer, uint8_t* stages,
@@ -71,7 +72,7 @@ __device__ __forceinline__ void produce(const ProductList& list, int64_t tokens,
   const int64_t act_tiles = (tokens + 7) / 8, token_step = act_tiles * kInt8TileBytes;
   const bool once = act_tiles <= S::kTokenTiles;
   PipelineState at{producer};
-  int n = producer;  // the producer's next step, of a tile
+  int n = producer;  // the producer's next step of the tile
   bool waited = false;
   for (int index = static_cast<int>(blockIdx.x) / plan.parts; index < plan.tiles;
        index += static_cast<int>(gridDim.x) / plan.parts) {
@@ -133,7 +134,7 @@ struct Int8Stages {
   int count, bytes, width;
   PipelineState at;
 };
-// sum = a block's part of K, for a warpgroup's 64 tokens.
+// sum = a block's part of K for a warpgroup's 64 tokens.
 template <int NT>
 __device__ __forceinline__ void sum_steps(Int8Stages& ring, int (&sum)[NT][4], int steps) {
   const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 128), 0);
@@ -157,16 +158,16 @@ __device__ __forceinline__ void sum_steps(Int8Stages& ring, int (&sum)[NT][4], i
   if (before >= 0) ring.pipe.release(before);
 }
 
-// What a lane writes to: two tokens, pairs of rows.
+// What a lane writes: pairs of rows for two tokens.
 struct Int8End {
   const ProductArgs& p;
-  int64_t tokens, token, row;  // of the lane's first
+  int64_t tokens, token, row;  // the lane's first token and row
   const float* of_rows;
   float of_tokens[2];
   bool pairs;
 
-  // What tile j's pair of rows needs besides its sums: asked for before anything is written, which
-  // the compiler does not see to be elsewhere.
+  // What tile j's pair of rows needs besides its sums. It is loaded before anything is written,
+  // since the compiler must assume that the output may alias it.
   struct Rows {
     float2 scale, bias;
   };
@@ -192,20 +193,21 @@ struct Int8End {
     Rows r = {};
     const int64_t first = row + j * 8;
     if (first >= p.weight.rows) return r;
-    r.scale = __ldg(reinterpret_cast<const float2*>(of_rows + first));  // of a panel's end, too
+    // Padded to whole panels, so always readable.
+    r.scale = __ldg(reinterpret_cast<const float2*>(of_rows + first));
     if (p.bias != nullptr) {
       r.bias = make_float2(__ldg(p.bias + first), both(j) ? __ldg(p.bias + first + 1) : 0.0f);
     }
     return r;
   }
-  // What is there already of tile j's token i.
+  // The value to add to, for tile j's token i.
   __device__ __forceinline__ float2 before(int j, int i) const {
     if (p.add == 0 || !real(j, i)) return {};
     const float* from = at(j, i);
     if (pairs && both(j)) return *reinterpret_cast<const float2*>(from);
     return make_float2(from[0], both(j) ? from[1] : 0.0f);
   }
-  // The product of token i.
+  // Value of the output for token i, before addition.
   __device__ __forceinline__ float2 value(const Rows& r, int i, int first, int second) const {
     float2 v = make_float2(int8_value(first, r.scale.x, of_tokens[i]),
                            int8_value(second, r.scale.y, of_tokens[i]));
@@ -222,7 +224,7 @@ struct Int8End {
       if (both(j)) to[1] = v.y;
     }
   }
-  // Both tokens' sums of tile j, as wgmma has them.
+  // Writes both tokens' sums of tile j, in wgmma's accumulator layout.
   __device__ __forceinline__ void put(int j, const Rows& r, const int (&sum)[4],
                                       const float2 (&before)[2]) const {
 #pragma unroll
@@ -238,7 +240,7 @@ struct Int8End {
 
 template <class S>
 __device__ __forceinline__ void finish_tile(const Int8End& end, const int (&sum)[S::NT][4]) {
-  constexpr int kAtOnce = 4;  // tiles of rows
+  constexpr int kAtOnce = 4;  // row tiles
 #pragma unroll
   for (int from = 0; from < S::NT; from += kAtOnce) {
     Int8End::Rows rows[kAtOnce];
@@ -253,7 +255,7 @@ __device__ __forceinline__ void finish_tile(const Int8End& end, const int (&sum)
   }
 }
 
-// SwiGLU, where gate's product would be.
+// SwiGLU, written where gate's output would be.
 template <class S>
 __device__ __forceinline__ void finish_gate(const Int8End& gate, const Int8End& up,
                                             const int (&sum)[S::NT][4]) {
@@ -287,7 +289,8 @@ __device__ __forceinline__ int4 ints_from_block(const int4* p, int rank) {
                : "memory");
   return v;
 }
-// A block's share of the cluster's sums, which stand [tile of rows][thread] in each.
+// Epilogue of split-K: a block's share of the cluster's sums, which are [row tile][thread] in each
+// block.
 template <class S>
 __device__ __forceinline__ void finish_part(const Int8End& end, const int4* room, int parts) {
   const int rank = static_cast<int>(blockIdx.x) % parts, mine = S::NT / parts;
@@ -322,7 +325,7 @@ __device__ __forceinline__ void consume(Int8Stages ring, const ProductList& list
       finish_tile<S>(end, sum);
       continue;
     }
-    // The stages become the place of sums. A cluster has one tile.
+    // The stages are reused for sums. A cluster has only one tile.
     asm volatile("bar.sync 1, %0;" ::"n"(S::kConsumers) : "memory");
     auto* room = reinterpret_cast<int4*>(ring.data);
 #pragma unroll
@@ -357,20 +360,20 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     consume<S>({stages, pipe, plan.stages, plan.stage_bytes(S::NT), plan.width}, list, tokens,
                plan);
   }
-  if (plan.parts > 1) cluster_sync();  // no block exits while others read here
+  if (plan.parts > 1) cluster_sync();  // no block may exit while others read its shared memory
 #endif
 }
 
 template <class S>
 int launch_many(const Context& ctx, const ProductList& given, int64_t tokens, int parts) {
   ProductList list = with_blocks(given, S::kRowTiles * 8);
-  if (S::kGate) list.count = 1;  // up's rows stand beside gate's
+  if (S::kGate) list.count = 1;  // up has the same rows, and isn't counted
   const int64_t act_tiles = ceil_div(tokens, kTokenTile);
   Int8Plan plan{};
   plan.width = static_cast<int>(std::min<int64_t>(act_tiles, S::kTokenTiles));
   plan.tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, S::G * 64));
   plan.parts = parts;
-  // Of the last stage what is beyond its tokens is read, too.
+  // wgmma reads beyond the last stage's tokens.
   const int beyond = std::max(S::kTokenTiles - plan.width - S::NT, 0) * kInt8TileBytes;
   plan.stages = std::min(kMostStages, (kRingBytes - beyond) / plan.stage_bytes(S::NT));
   const auto kernel = many_kernel<S>;
@@ -380,7 +383,7 @@ int launch_many(const Context& ctx, const ProductList& given, int64_t tokens, in
                         size_t{kRingBytes}, dim3(static_cast<unsigned>(parts)), list, tokens, plan);
 }
 
-// A way to cut a product.
+// A tiling of a GEMM.
 struct Int8Way {
   int groups, tiles;
   int (*launch)(const Context& ctx, const ProductList& list, int64_t tokens, int parts);
@@ -400,8 +403,8 @@ constexpr Int8Way kGateWays[] = {
     {2, 32, launch_many<Int8Shape<2, 32, true>>},
 };
 
-// How many clusters of the given number of blocks run together: not all multiprocessors have room
-// for pairs and fours.
+// How many clusters of `parts` blocks are resident at once: not every SM can be part of a cluster
+// of four.
 int clusters_at_once(const Context& ctx, int parts) {
   if (parts != 4) return ctx.multiprocessors / parts;
   const auto kernel = many_kernel<Int8Shape<1, 16>>;
@@ -423,12 +426,12 @@ int clusters_at_once(const Context& ctx, int parts) {
   });
 }
 
-// About how many cycles a product takes: each step is multiplied, and comes from memory (its
-// weights) or the L2 cache (all of it); tiles begin and end.
+// Estimated cycles of a GEMM: a K step is bound by the tensor cores, by memory (weights) or by L2
+// (both operands); prologues and epilogues of tiles are added.
 int64_t cost(const Context& ctx, const Int8Way& way, int parts, const ProductList& list,
              int64_t tokens) {
   constexpr int64_t kMemory = 20, kCache = 45, kEnds = 2500,
-                    kMeeting = 1500;  // bytes a cycle, cycles
+                    kMeeting = 1500;  // bytes per cycle, cycles
   int64_t tiles = 0;
   for (int i = 0; i < list.count; ++i) tiles += ceil_div(list.of[i].weight.rows, way.tiles * 8);
   tiles *= ceil_div(tokens, way.groups * 64);
@@ -443,7 +446,7 @@ int64_t cost(const Context& ctx, const Int8Way& way, int parts, const ProductLis
   return ceil_div(tiles, at_once) * turn;
 }
 
-// The cheapest way.
+// Launches the cheapest tiling.
 template <size_t N>
 int launch_best(const Context& ctx, const Int8Way (&ways)[N], int most_parts,
                 const ProductList& list, int64_t tokens) {

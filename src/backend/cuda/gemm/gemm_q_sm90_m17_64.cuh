@@ -1,10 +1,10 @@
-// GEMM of quantised weights with more than kQuantFew and up to kQuantMiddle tokens on Hopper: which
-// shape of the kernel in gemm_q_sm90_wgmma.cuh runs a list.
+// GEMM with quantised weights for more than kQuantFew and up to kQuantMiddle tokens (Hopper):
+// selects the shape of the kernel in gemm_q_sm90_wgmma.cuh that runs a list.
 //
-// The instructions that a warp issues per piece decide, more than the bytes that it reads. With so
-// few tokens registers suffice for four warpgroups, which hide each other's latency; or for two
-// warpgroups with sums of twice as many rows each (with SwiGLU: of gate and up), which load a piece
-// of tokens once for both (gemm_q_sm90_wgmma.cuh).
+// The kernel is limited by the instructions issued per piece rather than by bandwidth. With so few
+// tokens there are registers for four warpgroups, which hide each other's latency; or for two
+// warpgroups with twice as many rows each (with SwiGLU: of gate and up), which load a piece of
+// activations once for both (gemm_q_sm90_wgmma.cuh).
 #pragma once
 
 #include "backend/cuda/gemm/gemm_q_sm90_wgmma.cuh"
@@ -21,7 +21,7 @@ int run_slices(const Context& ctx, const ProductList& list, int64_t tokens) {
                                                                                   tokens);
 }
 
-// NT: token tiles per block. kSlices of K run at once, in clusters of two blocks.
+// NT: token tiles per block. kSlices slices of K run in parallel, in clusters of two blocks.
 template <class F, int NT, int kSlices>
 int run_middle(const Context& ctx, const ProductList& list, int64_t tokens) {
   if constexpr (kSlices > 1) {
@@ -29,12 +29,12 @@ int run_middle(const Context& ctx, const ProductList& list, int64_t tokens) {
     return even ? run_slices<F, NT, kSlices, false>(ctx, list, tokens)
                 : run_slices<F, NT, kSlices, true>(ctx, list, tokens);
   } else {
-    // Four warpgroups lack registers for the sums of more tokens.
+    // Four warpgroups don't have enough registers for more tokens.
     return launch_decode<Shape<F, NT, Split::kRows, NT == 4 ? 4 : 2>>(ctx, list, tokens);
   }
 }
 
-// kRows: rows of gate in a tile, and as many of up.
+// kRows: rows of gate per tile, and as many of up.
 template <class F, int NT, int kRows>
 int run_middle_gated(const Context& ctx, const ProductList& gate, int64_t tokens,
                      const Activations& act) {
@@ -62,7 +62,7 @@ int run_middle_deep(const Context& ctx, const ProductList& list, int64_t tokens)
     }
     return launch_decode<decode::Shape<F, 4, Split::kRows, 2, 1, 2>>(ctx, list, tokens);
   } else {
-    return static_cast<int>(cudaErrorInvalidValue);  // the table does not allow the format
+    return static_cast<int>(cudaErrorInvalidValue);  // the table doesn't allow the format
   }
 }
 
@@ -75,8 +75,8 @@ template <class F, int kRows>
 int run_middle_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                      const Activations& act) {
   ProductList gate = gate_and_up;
-  gate.count = 1;  // only gate is counted; up's rows go with it
-  // An odd number of warpgroups lacks registers for the sums of more tokens.
+  gate.count = 1;  // only gate is counted; up has the same rows
+  // An odd number of warpgroups doesn't have enough registers for more tokens.
   if constexpr (kRows % 64 == 0) {
     if (tokens > 32) return decode::run_middle_gated<F, 8, kRows>(ctx, gate, tokens, act);
   }

@@ -25,12 +25,12 @@ inline bool swiglu_fills(const DeviceLimits& limits, const GemmProblem& p,
 inline bool supports_swiglu_q_m17_64(const DeviceLimits& limits, const GemmProblem& p) {
   return swiglu_fills(limits, p, 64);
 }
-// The number of rows of a tile, in order of preference, that gives the busiest multiprocessor the
-// fewest rows. 96 and 160 rows are three and five warpgroups.
+// Rows per tile (in order of preference) that give the busiest SM the fewest rows. 96 and 160 rows
+// are three and five warpgroups.
 inline int64_t swiglu_tile_rows(const DeviceLimits& limits, const GemmProblem& p) {
   int64_t best = 0, least = INT64_MAX;
   for (const int64_t rows : {128, 64, 96, 160}) {
-    if (p.tokens > 32 && rows % 64 != 0) continue;  // no registers for the sums of more tokens
+    if (p.tokens > 32 && rows % 64 != 0) continue;  // not enough registers for more tokens
     const int64_t waves = div_up(blocks_of(only_gate(p, 1), rows), limits.multiprocessors);
     if (waves * rows < least) {
       best = rows;
@@ -39,7 +39,7 @@ inline int64_t swiglu_tile_rows(const DeviceLimits& limits, const GemmProblem& p
   }
   return best;
 }
-// The rows of the table whose tiles have kRows rows.
+// The table's rows for tiles of kRows rows.
 template <int64_t kRows>
 bool supports_swiglu_q_m17_64_rows(const DeviceLimits& limits, const GemmProblem& p) {
   return supports_swiglu_q_m17_64(limits, p) && swiglu_tile_rows(limits, p) == kRows;

@@ -1,9 +1,9 @@
 // GEMM with quantised weights for up to eight tokens (Hopper).
 //
-// Blocks are persistent, two per SM, and walk through tiles of 16 rows, kTiles at once; each of the
-// eight warps takes a split-K slice. The weights that a warp reads next are always on their way
-// into its own pipeline in shared memory, and its activations into registers, across tiles. The
-// bits are those of gemm_sm80_small_m.cu.
+// Blocks are persistent, two per SM, and loop over tiles of 16 rows, kTiles at a time; each of the
+// eight warps takes a split-K slice. The next weights of a warp are always in flight into its own
+// pipeline in shared memory, and its next activations into registers, across tiles. Bit-identical
+// to gemm_sm80_small_m.cu.
 //
 // Gate and up may have a SwiGLU epilogue: a block's two tiles are then the same rows of both, and
 // the warp that adds the slices applies SwiGLU.
@@ -16,18 +16,19 @@
 namespace freshet::cuda {
 namespace {
 
-// kTiles: at once; kSteps: of a stage; tokens are kept for one of them.
+// kTiles: row tiles at a time; kSteps: K steps per stage; activations are prefetched one step
+// ahead.
 template <class F, int kTiles, int kSteps = 1>
 struct Ring {
   static constexpr int kPieces = F::kUnit / 64;
-  static constexpr int kUnits = kPieces > 2 ? 1 : F::kTileBytes <= 704 ? 4 : 2;  // of a step
+  static constexpr int kUnits = kPieces > 2 ? 1 : F::kTileBytes <= 704 ? 4 : 2;  // per step
   static constexpr int kTileBytes = kSteps * kUnits * F::kTileBytes;
   static constexpr int kStageBytes = kTiles * kTileBytes;
   static constexpr int kStages = kSteps > 1                          ? 2
                                  : kStageBytes > 3000 && kTiles == 1 ? 3
                                                                      : 4 / kTiles;
   static constexpr int kBytes = kWarps * kStages * kStageBytes;
-  // Blocks of a multiprocessor.
+  // Blocks per SM.
   static constexpr size_t kOthers = size_t{kTiles} * 8192 + 2048;
   static constexpr int kBlocks = 2 * (kBytes + kOthers) <= kSharedOfSm ? 2 : 1;
   static constexpr int kAhead = kAheadBytes / kBlocks / kStageBytes;  // stages in flight
@@ -35,7 +36,7 @@ struct Ring {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A warp's part of K, in units, and its place among the tiles that a block takes at once.
+// A warp's part of K, in units, and which of the block's concurrent tiles it works on.
 struct Leaf {
   int parts, index, tile;
   int first, count;
@@ -57,7 +58,7 @@ __device__ __forceinline__ End end_of(const ProductList& list, const Leaf& leaf,
   return End(list, i, row_tile_of(list, leaf, index, i), lane, tokens);
 }
 
-// Adds a tile's slices from left to right.
+// Adds up a tile's slices from left to right.
 template <int kTiles>
 __device__ __forceinline__ void add_up(float (&v)[4], const float4 (&sums)[kWarps][kTiles][32],
                                        const Leaf& leaf, int m) {
@@ -76,7 +77,7 @@ __device__ __forceinline__ void add_up(float (&v)[4], const float4 (&sums)[kWarp
   }
 }
 
-// Gate's and up's sums of the same rows.
+// SwiGLU of gate's and up's sums of the same rows.
 template <class F>
 __device__ __forceinline__ void gate_tile(const ProductList& list, const Activations& gated,
                                           float (&sum)[2][1][4], int64_t tile) {
@@ -89,16 +90,16 @@ __device__ __forceinline__ void gate_tile(const ProductList& list, const Activat
   if (tile * 16 < rows) put_gated_lanes(lanes, rows, sum[0][0], sum[1][0], tile, 0);
 }
 
-// What a warp asks for: its first lanes, one for each tile.
+// A warp's producer: one of the first lanes per tile.
 template <class F, int kTiles, int kSteps>
 struct Source {
   using R = Ring<F, kTiles, kSteps>;
   uint8_t* ring;
   Pipeline pipe;
-  int index, step;  // of the block's tile; to its next one
-  int second;       // 1: of up, where `index` is gate's
+  int index, step;  // the block's tile; stride to its next one
+  int second;       // 1: a tile of up, where `index` is gate's
   const uint8_t* from = nullptr;
-  int asked = 0;  // units of the tile
+  int asked = 0;  // units of the tile requested so far
   int stage = 0;
 
   __device__ __forceinline__ void find(const ProductList& list, const Leaf& leaf) {
@@ -131,9 +132,10 @@ struct Source {
   }
 };
 
-// The first asks of all warps: warp 0, which then waits for the previous kernel, does not wait for
-// any; the others take turns behind it. The barrier of the ask so far before a warp's ask `s` that
-// what lies between them may be in flight.
+// Order of the first copies of all warps: warp 0, which then waits for the previous kernel, doesn't
+// wait for any other warp; the others take turns after it. Returns the barrier of
+// an earlier copy, such that everything between it and the warp's copy `s` may be in flight;
+// nullptr if there is none.
 template <class R>
 __device__ __forceinline__ uint64_t* asked_before(uint64_t (&full)[kWarps][R::kStages], int warp,
                                                   int s) {
@@ -146,17 +148,18 @@ __device__ __forceinline__ uint64_t* asked_before(uint64_t (&full)[kWarps][R::kS
 
 #endif
 
-// kTiles of a block have the same tokens. `gated` has data: where two products end.
+// The kTiles tiles of a block have the same tokens. `gated` has data if gate and up have a SwiGLU
+// epilogue.
 template <class F, int kTiles, int kSteps>
 __global__ void __launch_bounds__(256, 2)
     stream_kernel(const __grid_constant__ ProductList list, Activations gated, int64_t tokens) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using R = Ring<F, kTiles, kSteps>;
-  constexpr int kAtOnce = R::kUnits * R::kPieces;  // pieces of a step
+  constexpr int kAtOnce = R::kUnits * R::kPieces;  // pieces per step
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[kWarps][R::kStages];
   __shared__ float4 sums[2][kWarps][kTiles][32];
-  __shared__ volatile int ended;  // the previous kernel
+  __shared__ volatile int ended;  // set once the previous kernel has ended
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int64_t cols = list.of[0].weight.cols;
@@ -166,7 +169,8 @@ __global__ void __launch_bounds__(256, 2)
   leaf.count = units * (leaf.index + 1) / parts - leaf.first;
   const int blocks = static_cast<int>(gridDim.x), end = list.first_block[list.count];
   const bool gates = kTiles == 2 && gated.data != nullptr;
-  const int step = gates ? blocks : kTiles * blocks;  // from a block's tiles to its next ones
+  // Stride from a block's tiles to its next ones.
+  const int step = gates ? blocks : kTiles * blocks;
   uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
   const Pipeline pipe{full[warp]};
   Source<F, kTiles, kSteps> source{ring, pipe,
@@ -185,12 +189,12 @@ __global__ void __launch_bounds__(256, 2)
       source.ask(list, leaf, lane);
     }
   }
-  // Lanes of tokens that are not there read another's.
+  // Lanes of tokens beyond the last read another token.
   const int act_lane = leaf.first * R::kPieces * 64 + (lane / 4 < tokens ? lane : lane % 4);
   const auto act_of = [&](int index) {
     return reinterpret_cast<const uint4*>(list.of[product_of(list, index)].act) + act_lane;
   };
-  const uint4* first_act = known(act_of(static_cast<int>(blockIdx.x)));  // of the tile
+  const uint4* first_act = known(act_of(static_cast<int>(blockIdx.x)));  // of the current tile
   const uint4* act = first_act;
   const int pieces = leaf.count * R::kPieces;
   uint4 b[kAtOnce][1][2];
@@ -209,12 +213,13 @@ __global__ void __launch_bounds__(256, 2)
   PipelineState at;
   int round = 0;
   for (int index = static_cast<int>(blockIdx.x); index < end; index += step, round += kTiles) {
-    const bool ends = leaf.index == (round & (parts - 1));  // kTiles == 1: the warp, the tile
+    // KTiles == 1: this warp writes this tile.
+    const bool ends = leaf.index == (round & (parts - 1));
     float before[4];
     if (kTiles == 1 && ends && to.real >= 16) to.load(before);
     float sum[kTiles][1][4] = {};
     for (int unit = 0; unit < leaf.count; unit += R::kUnits) {
-      // The tokens of the step after this one.
+      // Activations of the next step.
       act += kAtOnce * 64;
       int next_count = pieces - (unit + R::kUnits) * R::kPieces;
       if (next_count <= 0) {
@@ -256,7 +261,7 @@ __global__ void __launch_bounds__(256, 2)
       __syncwarp();
       at.next(R::kStages);
     }
-    // Slices are added from left to right, by another warp for each tile.
+    // Slices are added from left to right, for each tile by another warp.
     float4(&shared)[kWarps][kTiles][32] = sums[round / kTiles & 1];
     if (parts > 1) {
 #pragma unroll
@@ -312,15 +317,16 @@ int run_stream(const Context& ctx, const ProductList& list, int64_t tokens) {
   static_assert((Ring<F, 2>::kBlocks == 2) == ((kTwoTiles & bit(F::kCode)) != 0));
   bool same = true;
   for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
-  // Two tiles at once where every block has some.
+  // Two tiles at a time if every block has that many.
   if constexpr (Ring<F, 2>::kBlocks == 2) {
     if (same && list.first_block[list.count] > 4 * ctx.multiprocessors) {
       return launch_stream<F, 2>(ctx, list, tokens, {});
     }
   }
-  // What a stage takes beside its pieces counts where a tile is alone. (INT4 groups lose by it.)
+  // The fixed cost per stage matters if a block has a single tile, so stages have more steps. (INT4
+  // groups get slower.)
   if constexpr (F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K) {
-    const WeightView& w = list.of[0].weight;  // all have as many columns
+    const WeightView& w = list.of[0].weight;  // the same number of columns for all
     if (w.cols / leaves(w.cols) >= 2 * F::kUnit * Ring<F, 1>::kUnits) {
       return launch_stream<F, 1, 2>(ctx, list, tokens, {});
     }
@@ -328,7 +334,7 @@ int run_stream(const Context& ctx, const ProductList& list, int64_t tokens) {
   return launch_stream<F, 1>(ctx, list, tokens, {});
 }
 
-// A block's places among gate's tiles are those among up's.
+// A block takes the same tiles of gate and up.
 template <class F>
 int run_stream_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                      const Activations& act) {

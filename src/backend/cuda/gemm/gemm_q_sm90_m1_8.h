@@ -1,4 +1,5 @@
-// Which problems gemm_q_sm90_m1_8.cu supports with a SwiGLU epilogue; without, all. Plain C++.
+// Which problems gemm_q_sm90_m1_8.cu supports with a SwiGLU epilogue; without one it supports all.
+// Plain C++.
 #pragma once
 
 #include "backend/cuda/gemm/gemm_rows.h"

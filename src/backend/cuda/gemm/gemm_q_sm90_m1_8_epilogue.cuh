@@ -1,5 +1,6 @@
-// Shared by the GEMMs of quantised weights with up to eight tokens: how a warp walks its split-K
-// slice, and the epilogue of a tile, whose addresses are computed before the sums are ready.
+// Shared by the GEMMs with quantised weights for up to eight tokens: how a warp iterates over its
+// split-K slice, and the epilogue of a tile, whose addresses are computed before the sums are
+// ready.
 #pragma once
 
 #include <utility>
@@ -52,7 +53,7 @@ struct LeafWalk {
     each = kMost == 1 ? 1 : units / stages;
     longer = kMost == 1 ? 0 : units - each * stages;
   }
-  // Units of a stage.
+  // Units in a stage.
   __device__ __forceinline__ int count(int stage) const { return each + (stage < longer ? 1 : 0); }
 };
 
@@ -123,7 +124,7 @@ struct End {
   const float* bias;
   int64_t stride;
   float scale;
-  uint32_t real;  // bit n: number n is in bounds; bit 4: add to the old value
+  uint32_t real;  // bit n: element n is in bounds; bit 4: add to the old value
 
   __device__ __forceinline__ End(const ProductList& list, int i, int64_t row_tile, int lane,
                                  int64_t tokens) {

@@ -1,12 +1,11 @@
-// GEMM of quantised weights with up to eight tokens on Hopper, for few rows and many columns: a
+// GEMM with quantised weights for up to eight tokens (Hopper), for few rows and many columns: a
 // block has one tile of 16 rows.
 //
 // Each SM runs two blocks. K is cut into eight split-K slices by the number of columns alone, one
-// for each of a block's eight warps, which has a pipeline of its own in shared memory. Slices of
-// equal size that are whole stages have straight code: the first stage is decoded before the
-// previous kernel ends, or, for formats that gain more by it, one loop takes all stages. Slices of
-// any other size take a loop of stages of two to four pieces. Slices are added from left to right;
-// the bits are those of gemm_sm80_small_m.cu.
+// per warp, each with its own pipeline in shared memory. If slices are of equal size and whole
+// stages, the code is unrolled: the first stage is decoded before the previous kernel ends, or, for
+// formats that gain more by it, one loop takes all stages. Other slices take a loop of stages of
+// two to four pieces. Slices are added from left to right; bit-identical to gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/gemm_q_sm90_m1_8_epilogue.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
@@ -17,27 +16,28 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kAtOnce = kStagePieces;
-constexpr int64_t kStepCols = kWarps * kAtOnce * 64;  // that a stage is of
+constexpr int64_t kStepCols = kWarps * kAtOnce * 64;  // columns of all warps in a stage
 
 template <class F>
 struct Long {
-  static constexpr int kPieces = F::kUnit / 64;  // of a unit
+  static constexpr int kPieces = F::kUnit / 64;  // per unit
   static constexpr int kStageBytes = kAtOnce / kPieces * F::kTileBytes;
   static constexpr int kRoom = static_cast<int>(kSharedOfSm / 2) - 6 * 1024;
   static constexpr int kFit = kRoom / kWarps / kStageBytes;
-  // With more, memory is no better used, and the pipeline takes the tokens' place in L1.
+  // More stages don't read memory faster, and the pipeline would take L1 capacity from the
+  // activations.
   static constexpr int kStages = kFit < 4 ? kFit : 4;
   static constexpr int kBytes = kWarps * kStages * kStageBytes;
   static constexpr int kAhead = kAheadBytes / 2 / kStageBytes;  // stages in flight
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A warp's pipeline among those of all warps, whose barriers lie stage by stage: landed() looks at
-// them in the order in which copies are issued.
+// A warp's pipeline. The barriers of all warps are interleaved stage by stage: landed() checks them
+// in the order in which copies are issued.
 using WarpPipeline = PipelineOf<uint64_t*, kWarps>;
 #endif
 
-// Loads all that a warp reads of a token into L1 at once: `pieces` pieces from the `first` on.
+// Loads all activations that a warp reads of a token into L1: `pieces` pieces from `first` on.
 inline constexpr int kLines = 4;
 __device__ __forceinline__ void ask_lines(uint32_t (&lines)[kLines], const uint8_t* act, int first,
                                           int pieces, int lane) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void ask_lines(uint32_t (&lines)[kLines], const uint8
   }
 }
 
-// Formats whose first stage is decoded in the loop, too.
+// Formats for which one loop takes all stages, including the first.
 template <class F>
 inline constexpr bool kOneLoop =
     F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K || F::kCode == Code::kQ6_K;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(256, 2)
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[R::kStages][kWarps];
   __shared__ float4 sums[kWarps][32];
-  __shared__ volatile int ended;  // the previous kernel
+  __shared__ volatile int ended;  // set once the previous kernel has ended
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   if (threadIdx.x < R::kStages * kWarps) {
@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(256, 2)
       ask(s);
     }
   }
-  int left = steps - R::kStages + 1;  // stages that nobody has asked for, and one
-  // Lanes of tokens that are not there read another's.
+  int left = steps - R::kStages + 1;  // stages not requested yet, plus one
+  // Lanes of tokens beyond the last read another token.
   const auto* act = known(reinterpret_cast<const uint4*>(list.of[0].act) +
                           warp * steps * (kAtOnce * 64) + (lane / 4 < tokens ? lane : lane % 4));
   const End to(list, 0, tile, lane, tokens);
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(256, 2)
     F::decode(piece, i % R::kPieces, lane, a);
   };
   __syncwarp();
-  constexpr int kTokens = kOneLoop<F> ? 2 : kAtOnce;  // pieces of tokens in registers
+  constexpr int kTokens = kOneLoop<F> ? 2 : kAtOnce;  // pieces of activations in registers
   uint4 b[kTokens][1][2];
   const auto load_tokens = [&](int i) {
     b[i % kTokens][0][0] = act[i * 64];
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(256, 2)
       uint4 a[4];
       take(from_stage, i, a, piece);
       accumulate<F, 1>(sum, a, b[i % kTokens], piece, i % R::kPieces);
-      // Tokens of the step after this one; behind the last the same again.
+      // Activations of the next step; after the last step, the same again.
       if (i + kTokens == kAtOnce && step + 1 < steps) act += kAtOnce * 64;
       load_tokens((i + kTokens) % kAtOnce);
     }
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(256, 2)
 #endif
 }
 
-// The same of slices of any size, in one loop of stages.
+// The same for slices of any size, in one loop over stages.
 template <class F>
 __global__ void __launch_bounds__(256, 2)
     any_long_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(256, 2)
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[R::kStages][kWarps];
   __shared__ float4 sums[kWarps][32];
-  __shared__ volatile int ended;  // the previous kernel
+  __shared__ volatile int ended;  // set once the previous kernel has ended
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   if (threadIdx.x < R::kStages * kWarps) {
@@ -220,14 +220,14 @@ __global__ void __launch_bounds__(256, 2)
 #pragma unroll 1
     for (int s = 0; s < R::kStages && s < walk.stages; ++s) {
       const int before = s * kWarps + warp - R::kAhead;
-      // Others' slices may have fewer stages: theirs are not waited for.
+      // The slices of other warps may have fewer stages, which must not be waited for.
       if (warp > 0 && before >= 0 && before / kWarps < w.cols / kStepCols) {
         landed(&full[0][0] + before, ended);
       }
       ask(s);
     }
   }
-  // Lanes of tokens that are not there read another's.
+  // Lanes of tokens beyond the last read another token.
   TokenPair b;
   b.act = known(reinterpret_cast<const uint4*>(list.of[0].act) + first * 64 +
                 (lane / 4 < tokens ? lane : lane % 4));

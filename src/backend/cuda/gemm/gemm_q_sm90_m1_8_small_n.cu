@@ -1,12 +1,12 @@
-// GEMM of quantised weights with up to eight tokens on Hopper, for few rows and 2,048 to 8,192
+// GEMM with quantised weights for up to eight tokens (Hopper), for few rows and 2,048 to 8,192
 // columns: a block requests all of its weights at once.
 //
 // Each SM runs two blocks, with one or two tiles of 16 rows each. K is cut into eight split-K
-// slices by the number of columns alone, one for each of a block's eight warps. Slices of the usual
-// sizes are unrolled: their first pieces are decoded into registers before the previous kernel
-// ends. Slices of other sizes are walked in a short loop. While a block waits for the previous
-// kernel it may prefetch the weights of the next GEMM into L2. Slices are added from left to right,
-// one warp per tile; the bits are those of gemm_sm80_small_m.cu.
+// slices by the number of columns alone, one per warp. Slices of the usual sizes are unrolled:
+// their first pieces are decoded into registers before the previous kernel ends. Slices of other
+// sizes take a short loop. While a block waits for the previous kernel it may prefetch the weights
+// of the next GEMM into L2. Slices are added from left to right, by one warp per tile;
+// bit-identical to gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/gemm_q_sm90_m1_8_epilogue.cuh"
 #include "backend/cuda/gemm/gemm_q_sm90_m1_8_small_n.h"
@@ -16,25 +16,26 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kEarly = 2;       // pieces of the first slice, ahead
-constexpr int kLeafPieces = 8;  // of which a lane has the tokens in registers
-constexpr int kMost = 2;        // tiles of a block, where there is room for them
+constexpr int kEarly = 2;       // pieces of the first slice decoded ahead
+constexpr int kLeafPieces = 8;  // pieces whose activations a lane has in registers
+constexpr int kMost = 2;        // tiles per block, if they fit
 
-// kLeaf: pieces of a slice of K.
+// kLeaf: pieces of a split-K slice.
 template <class F, int kLeaf = kLeafPieces>
 struct Once {
-  static constexpr int kPieces = F::kUnit / 64;  // of a unit
+  static constexpr int kPieces = F::kUnit / 64;  // per unit
   static constexpr int kLeafBytes = kLeaf / kPieces * F::kTileBytes;
-  static constexpr int kRowBytes = kWarps * kLeafBytes;        // of a tile
+  static constexpr int kRowBytes = kWarps * kLeafBytes;        // per tile
   static constexpr int kAhead = kAheadBytes / 2 / kLeafBytes;  // slices in flight
   static constexpr bool kWhole = kLeaf % kPieces == 0 && (kPieces == 1 || kLeaf == kLeafPieces);
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Prefetches what comes next to L2 until the previous kernel has ended: memory has time. A part
-// of both matrices at a time, `step` apart, since other kernels' loads are on their way. These are
-// copies to a place that nobody reads, as what prefetches bring is read hardly faster than from
-// memory. How many times; the barrier knows when the last are there. One thread.
+// Prefetches the next GEMM's weights to L2 until the previous kernel has ended, since memory is
+// idle until then. One part of both matrices at a time, `step` apart, so that other kernels' loads
+// don't queue. These are bulk copies to a scratch buffer that nobody reads: lines fetched by
+// prefetch instructions were read hardly faster than from memory. Returns the number of parts; the
+// barrier completes when the last has landed. Called by one thread.
 __device__ __forceinline__ int bring(const NextWeights& next, int first, int step, uint8_t* place,
                                      uint64_t* barrier, const volatile int& ended) {
   int times = 0;
@@ -48,7 +49,7 @@ __device__ __forceinline__ int bring(const NextWeights& next, int first, int ste
 }
 #endif
 
-// A block's second tile may be in G.
+// A block's second tile may be in format G.
 template <class F, class G, int kLeaf>
 __global__ void __launch_bounds__(256, 2)
     once_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(256, 2)
   extern __shared__ __align__(128) uint8_t tiles[];
   __shared__ uint64_t full[kMost][kWarps], near[kWarps];
   __shared__ float4 sums[kMost][kWarps][32];
-  __shared__ volatile int ended;  // the previous kernel
+  __shared__ volatile int ended;  // set once the previous kernel has ended
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int blocks = static_cast<int>(gridDim.x), first = static_cast<int>(blockIdx.x);
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(256, 2)
       copy_weights(t == 0 ? mine : second_of(bytes), from, bytes, &full[t][warp]);
     }
   }
-  // Lanes of tokens that are not there read another's.
+  // Lanes of tokens beyond the last read another token.
   const auto* act = known(reinterpret_cast<const uint4*>(list.of[0].act) + warp * kLeaf * 64 +
                           (lane / 4 < tokens ? lane : lane % 4));
   const int end_index = first + (warp < count ? warp : 0) * blocks;
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(256, 2)
       for (int k = 0; k < 4; ++k) keep(ahead[i][k]);
     }
   };
-  // Warp 0 waits for the previous kernel.
+  // Warp 0 waits for the previous kernel instead.
   const bool early = warp > 0 && __all_sync(0xffffffff, landed(&full[0][warp], ended));
   if (early) decode_first();
   int brought = 0;
@@ -128,8 +129,8 @@ __global__ void __launch_bounds__(256, 2)
     b[i % kKept][0][0] = act[i * 64];
     b[i % kKept][0][1] = act[i * 64 + 32];
   };
-  // Longer slices: the tokens of later pieces replace used ones, and are replaced again for the
-  // second tile.
+  // Longer slices: activations of later pieces replace used ones, and are reloaded for the second
+  // tile.
   const auto load_others = [&](int i) {
     if (i + kKept < kLeaf) load_tokens(i + kKept);
     if (i >= kKept) load_tokens(i - kKept);
@@ -187,7 +188,7 @@ __global__ void __launch_bounds__(256, 2)
 #endif
 }
 
-// The same of any number of columns, whose slices may be of two sizes.
+// The same for any number of columns; slices may have two sizes.
 template <class F, class G>
 __global__ void __launch_bounds__(256, 2)
     any_once_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(256, 2)
   extern __shared__ __align__(128) uint8_t tiles[];
   __shared__ uint64_t full[kMost][kWarps], near[kWarps];
   __shared__ float4 sums[kMost][kWarps][32];
-  __shared__ volatile int ended;  // the previous kernel
+  __shared__ volatile int ended;  // set once the previous kernel has ended
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int blocks = static_cast<int>(gridDim.x), first = static_cast<int>(blockIdx.x);
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(256, 2)
     barriers_ready();
   }
   __syncthreads();
-  const int64_t cols = list.of[0].weight.cols;  // all have as many
+  const int64_t cols = list.of[0].weight.cols;  // the same for all
   const LeafWalk<F> walk(cols, warp);
   const auto row_bytes = static_cast<int>(tile_at<F>(1, cols));
   const auto in_other = [&](int product) { return list.of[product].weight.code == G::kCode; };
@@ -238,14 +239,14 @@ __global__ void __launch_bounds__(256, 2)
       }
     }
   }
-  // Lanes of tokens that are not there read another's.
+  // Lanes of tokens beyond the last read another token.
   const auto* act =
       known(reinterpret_cast<const uint4*>(list.of[0].act) + walk.first * Once<F>::kPieces * 64 +
             (lane / 4 < tokens ? lane : lane % 4));
   const int end_index = first + (warp < count ? warp : 0) * blocks;
   const int product = product_of(list, end_index);
   const End to(list, product, end_index - list.first_block[product], lane, tokens);
-  // All tiles share one short loop: code that runs once has to be fetched first.
+  // All tiles share one short loop: code that runs once would have to be fetched first.
   TokenPair b;
   b.act = act;
   const auto add_tile = [&](auto f, int t) {
@@ -293,8 +294,7 @@ __global__ void __launch_bounds__(256, 2)
 #endif
 }
 
-// Blocks: two a multiprocessor; as many as F has tiles if these are fewer, as what is in G are
-// second tiles.
+// Grid: two blocks per SM, or one per tile in F if these are fewer; tiles in G are second tiles.
 template <class F, class G, int... kLeafs>
 int launch_once(const Context& ctx, std::integer_sequence<int, kLeafs...>, ProductList list,
                 int64_t tokens, int tiles_of_first) {
@@ -302,7 +302,7 @@ int launch_once(const Context& ctx, std::integer_sequence<int, kLeafs...>, Produ
   const int most = min(2 * ctx.multiprocessors, tiles_of_first);
   const int64_t cols = list.of[0].weight.cols, row = tile_at<F>(1, cols);
   const int64_t second = tiles > most ? max(row, tile_at<G>(1, cols)) : 0;
-  if (second > 0) list.next = {};  // its place is the second tile's
+  if (second > 0) list.next = {};  // its buffer holds the second tile
   const int64_t bytes = row + (list.next.parts > 0 ? kNextPart : second);
   auto kernel = any_once_kernel<F, G>;
   const auto choose = [&](auto leaf) {
@@ -326,7 +326,7 @@ int run_once(const Context& ctx, const ProductList& list, int64_t tokens) {
   return launch_once<F, F>(ctx, UsualLeaves{}, list, tokens, list.first_block[list.count]);
 }
 
-// Some of the blocks' second tiles are in Q6_K.
+// Some blocks' second tiles are in Q6_K.
 template <class F>
 int run_once_pair(const Context& ctx, const ProductList& list, int64_t tokens) {
   int tiles = 0;  // in F

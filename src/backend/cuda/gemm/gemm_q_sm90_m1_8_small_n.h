@@ -5,9 +5,8 @@
 
 namespace freshet::cuda {
 
-// Blocks request all of their weights at once: bytes of shared memory of a multiprocessor, what a
-// block needs beside weights (sums, barriers, its own), and what it prefetches of the next GEMM at
-// a time.
+// Blocks request all of their weights at once: shared memory of an SM, what a block needs besides
+// weights (sums, barriers, static), and the bytes of the next GEMM that it prefetches at a time.
 inline constexpr int kOneShotShared = 227 << 10, kOneShotBeside = 9 * 1024 + 512;
 inline constexpr int kOneShotNext = 1024;
 
@@ -19,11 +18,11 @@ inline bool one_shot(const GemmProblem& p) {
   }
   return p.same_tokens && leaves(cols) == kKSlices && cols <= kMostCols;
 }
-// Bytes of 16 rows.
+// Bytes of a tile of 16 rows.
 inline int64_t one_shot_bytes(Code code, int64_t cols) {
   return div_up(cols, unit_of(code)) * tile_bytes(code);
 }
-// Whether a multiprocessor has room for two blocks of `first` and `second` bytes each.
+// Whether two blocks with tiles of `first` and `second` bytes each fit on an SM.
 inline bool one_shot_room(int64_t first, int64_t second) {
   return 2 * (first + second + kOneShotBeside) <= kOneShotShared;
 }

@@ -1,11 +1,11 @@
-// GEMM of quantised weights with more than kQuantMiddle tokens on Hopper: two warpgroups, the most
-// for whose sums there are registers (gemm_q_sm90_wgmma.cuh).
+// GEMM with quantised weights for more than kQuantMiddle tokens (Hopper): two consumer warpgroups,
+// the most that have enough registers for their sums (gemm_q_sm90_wgmma.cuh).
 #include "backend/cuda/gemm/gemm_q_sm90_wgmma.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-constexpr int kTiles = 16;  // of 8 tokens
+constexpr int kTiles = 16;  // token tiles
 template <class F, decode::Split split, int kParts = 1, bool kAny = false>
 using Shape = decode::Shape<F, kTiles, split, 2, kParts, 1, kAny>;
 
@@ -29,7 +29,7 @@ template <class F>
 int run_decode_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                      const Activations& act) {
   ProductList gate = gate_and_up;
-  gate.count = 1;  // only gate is counted; up's rows go with it
+  gate.count = 1;  // only gate is counted; up has the same rows
   return decode::launch_decode<Shape<F, decode::Split::kGate>>(ctx, gate, tokens, act);
 }
 

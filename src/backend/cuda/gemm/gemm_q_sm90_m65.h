@@ -6,7 +6,7 @@
 
 namespace freshet::cuda {
 
-// Blocks of 128 rows and 64 tokens, rather than few or two waves of larger ones.
+// Blocks of 128 rows and 64 tokens, if larger blocks would make less than a wave or two waves.
 inline bool supports_q_m65_half_tokens(const DeviceLimits& limits, const GemmProblem& p) {
   return 2 * blocks_of(p, 128) * div_up(p.tokens, 128) <= limits.multiprocessors;
 }

@@ -1,10 +1,10 @@
-// GEMM with quantised weights for 9 to 16 tokens (Hopper), by mma.sync, whose operands are in
-// registers.
+// GEMM with quantised weights for 9 to 16 tokens (Hopper), by mma.sync with operands in registers.
 //
 // Every SM runs one block, and all blocks take the same number of tiles of 16 rows, with all of K.
-// Two warps share a split-K slice, because latency limits this kernel. Each streams its weights
-// through a pipeline of its own, R tiles at once, whose first copies are issued before the previous
-// kernel ends. Slices are added from left to right; the bits are those of gemm_sm80_small_m.cu.
+// Two warps share a split-K slice, because the kernel is limited by latency. Each streams its
+// weights through a pipeline of its own, R tiles at a time, whose first copies are issued before
+// the previous kernel ends. Slices are added from left to right; bit-identical to
+// gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm_sm90_small_m.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 #include "backend/cuda/runtime/pipeline.cuh"
@@ -25,21 +25,21 @@ struct FewShape : Stage<F>,
                   FewRings<FewSums<2, R, 2>, R * Stage<F>::kTileBytes, 4> {};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-inline constexpr int kAhead = 2;  // pieces of tokens in registers
+inline constexpr int kAhead = 2;  // pieces of activations in registers
 
-// A warp's slice of a share: of each kTiles tiles its own R, all pieces of the slice. Lane t asks
-// for tile t.
+// A warp's slice of the block's rows: all pieces of the slice for its own R of each kTiles tiles.
+// Lane t copies tile t.
 template <class S>
 struct FewStream {
   using F = typename S::F;
-  const uint8_t* weights;  // of the slice
-  int64_t step;            // to the next tile
+  const uint8_t* weights;  // the slice's first weights
+  int64_t step;            // stride to the next tile
   Share share;
-  int units;  // of the slice
+  int units;  // units in the slice
   int mine;   // first tile of the first group
   uint8_t* ring;
   Pipeline pipe;
-  int group = 0, unit = 0, stage = 0;  // to be asked for next
+  int group = 0, unit = 0, stage = 0;  // of the next copy
 
   __device__ __forceinline__ int tiles(int of) const {
     return max(0, min(S::R, share.count - of * S::kTiles - mine));
@@ -63,7 +63,7 @@ struct FewStream {
   }
 };
 
-// sum += a piece. Neighbouring instructions have sums of their own: none waits for the one before.
+// sum += a piece. Adjacent MMAs have independent accumulators, so none waits for the previous one.
 template <int NT>
 __device__ __forceinline__ void multiply(float (&sum)[NT][4], const uint4 (&a)[4],
                                          const uint4 (&b)[NT][2]) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void multiply(float (&sum)[NT][4], const uint4 (&a)[4
 #endif
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A block's share of product i.
+// A block's share of GEMM i.
 template <class S>
 __device__ __forceinline__ void multiply_share(const ProductList& list, int i, int64_t tokens,
                                                int share) {
@@ -159,7 +159,7 @@ __device__ __forceinline__ void multiply_share(const ProductList& list, int i, i
 }
 #endif
 
-// Products in S's format, or T's.
+// GEMMs in S's format, or in T's.
 template <class S, class T = S>
 __global__ void __launch_bounds__(S::kAllWarps * 32, 1)
     few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int share) {
@@ -186,7 +186,7 @@ template <class F>
 int run_quant_few(const Context& ctx, const ProductList& given, int64_t tokens) {
   ProductList list = given;
   const int share = even_share(ctx, list);
-  if constexpr (F::kTileBytes < 3000) {  // two tiles leave room for two stages
+  if constexpr (F::kTileBytes < 3000) {  // two tiles still leave room for two stages
     if (share > 2) return launch_few<FewShape<F, 2>>(ctx, list, tokens, share);
   }
   return launch_few<FewShape<F, 1>>(ctx, list, tokens, share);

@@ -1,13 +1,13 @@
 // GEMM with quantised weights for 9 to 16 tokens and many rows (Hopper), and gate and up with a
 // SwiGLU epilogue.
 //
-// L2 gives an SM about 25 bytes per cycle, of weights and tokens together: if each warp reads its
-// own tokens (gemm_q_sm90_m9_16.cu), they are most of it. Here the warps of a block take different
-// rows, two tiles of 16 each with all of K, and share the tokens, which another warp copies into a
-// pipeline in shared memory. Each warp streams its weights through a pipeline of its own, whose
-// first copies are issued before the previous kernel ends. With a SwiGLU epilogue a warp takes the
-// same tile of gate and of up, so that a lane has both sums of a feature. Slices are added from
-// left to right; the bits are those of gemm_sm80_small_m.cu.
+// L2 gives an SM about 25 bytes per cycle, of weights and activations together: if each warp reads
+// its own activations (gemm_q_sm90_m9_16.cu), they are most of it. Here the warps of a block take
+// different rows, two tiles of 16 each with all of K, and share the activations, which a producer
+// warp copies into a pipeline in shared memory. Each warp streams its weights through a pipeline of
+// its own, whose first copies are issued before the previous kernel ends. With a SwiGLU epilogue a
+// warp takes the same tile of gate and of up, so that a lane has both sums of a feature. Slices are
+// added from left to right; bit-identical to gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm_q_sm90_m9_16_large_n.h"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
@@ -16,17 +16,18 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kTiles = 2;  // of 16 rows, a warp
+constexpr int kTiles = 2;  // 16-row tiles per warp
 constexpr int kThreads = kWarps * 32 + 32;
-constexpr int kStagePieces = 4;  // of 64 columns
+constexpr int kStagePieces = 4;  // pieces of 64 columns
 
-// NT: tiles of 8 tokens.
+// NT: token tiles.
 template <class F_, int NT_, bool kGate_>
 struct WideShape {
   using F = F_;
   static constexpr int NT = NT_;
   static constexpr bool kGate = kGate_;
-  static constexpr int kAtOnce = kGate ? 1 : kTiles;  // units of a warp: pairs of tiles, or tiles
+  // Row units per warp: pairs of tiles, or tiles.
+  static constexpr int kAtOnce = kGate ? 1 : kTiles;
   static constexpr int kUnitPieces = F::kUnit / 64, kUnits = kStagePieces / kUnitPieces;
   static constexpr int kTileBytes = kUnits * F::kTileBytes;
   static constexpr int kStageBytes = kTiles * kTileBytes;
@@ -41,7 +42,7 @@ struct WideShape {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// The steps of K, of up to kStagePieces pieces of a slice of K. No slice is empty.
+// The K steps: up to kStagePieces pieces of a split-K slice each. No slice is empty.
 template <class S>
 struct Steps {
   int units, leaf = 0, unit = 0, end;  // in units of columns
@@ -64,7 +65,7 @@ struct Steps {
   }
 };
 
-// Units of rows of a block, in passes of as many as its warps have at once.
+// A block's row units, in passes of as many as its warps take at once.
 template <class S>
 struct WideRows {
   int64_t first;
@@ -75,19 +76,19 @@ struct WideRows {
   __device__ __forceinline__ int64_t unit(int pass, int warp) const {
     return first + pass * kPass + warp * S::kAtOnce;
   }
-  // Tiles of a warp.
+  // Tiles of a warp in a pass.
   __device__ __forceinline__ int tiles(int pass, int warp) const {
     const int left = count - pass * kPass - warp * S::kAtOnce;
     return left <= 0 ? 0 : S::kGate ? kTiles : min(kTiles, left);
   }
 };
 
-// A warp's weights: lane t asks for tile t.
+// Producer of a warp's weights: lane t copies tile t.
 template <class S>
 struct WideStream {
   using F = typename S::F;
   const WideRows<S> rows;
-  const uint8_t* weights;  // the lane's tiles of the first pass
+  const uint8_t* weights;  // the lane's tile in the first pass
   int64_t pass_bytes;
   uint8_t* ring;
   Pipeline pipe;
@@ -116,7 +117,7 @@ struct WideStream {
   }
 };
 
-// One thread: the tokens of all passes.
+// Producer of the activations for all passes (one thread).
 template <class S>
 __device__ __forceinline__ void bring_tokens(const WideRows<S>& rows, const ProductArgs& p,
                                              int64_t tokens, uint8_t* ring, const Pipeline& pipe) {
@@ -137,7 +138,7 @@ __device__ __forceinline__ void bring_tokens(const WideRows<S>& rows, const Prod
   }
 }
 
-// sums += a piece of both tiles.
+// sum += a piece, for both tiles.
 template <class S>
 __device__ __forceinline__ void multiply(float (&sum)[kTiles][S::NT][4], const uint8_t* rows,
                                          const uint8_t* tokens, int piece, int lane) {
@@ -169,7 +170,7 @@ __device__ __forceinline__ void multiply(float (&sum)[kTiles][S::NT][4], const u
   }
 }
 
-// SwiGLU of a tile's sums as activations in the order of lanes.
+// SwiGLU of a tile's sums, written as activations in fragment order.
 template <class S>
 __device__ __forceinline__ void put_gated_lanes(const Activations& act, const ProductList& list,
                                                 float (&sum)[kTiles][S::NT][4], int64_t tile,
@@ -200,7 +201,7 @@ __device__ __forceinline__ void walk(WideStream<S>& stream, const ProductList& l
     float total[kTiles][NT][4], sum[kTiles][NT][4] = {};
 #pragma unroll
     for (int i = 0; i < kTiles * NT * 4; ++i) {
-      total[i / (NT * 4)][i / 4 % NT][i % 4] = -0.0f;  // adds nothing, not even a sign
+      total[i / (NT * 4)][i / 4 % NT][i % 4] = -0.0f;  // -0 is the identity of addition
     }
     for (Steps<S> steps(p.weight.cols); steps.more(); steps.next()) {
       const int pieces = steps.count() * S::kUnitPieces;
@@ -251,7 +252,7 @@ __device__ __forceinline__ void walk(WideStream<S>& stream, const ProductList& l
 }
 #endif
 
-// share: units of rows of a block. With a SwiGLU epilogue list has gate, and up beside it.
+// share: row units per block. With a SwiGLU epilogue, the list has gate followed by up.
 template <class S>
 __global__ void __launch_bounds__(kThreads, 1)
     wide_kernel(const __grid_constant__ ProductList list, int64_t tokens, int share,
@@ -278,7 +279,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (lane == 0) bring_tokens<S>(rows, list.of[i], tokens, rings, pipe);
     return;
   }
-  const int64_t step = tile_at<F>(1, w.cols);  // to the next tile
+  const int64_t step = tile_at<F>(1, w.cols);  // stride to the next tile
   const uint8_t* from = S::kGate && lane == 1 ? list.of[1].weight.data : w.data;
   const int64_t tile = rows.unit(0, warp) + (S::kGate ? 0 : lane);
   WideStream<S> stream{
@@ -319,7 +320,7 @@ template <class F>
 int run_quant_wide_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                          const Activations& act) {
   ProductList list = gate_and_up;
-  list.count = 1;  // up's rows stand beside gate's
+  list.count = 1;  // up has the same rows, and isn't counted
   const int share = even_share(ctx, list);
   return launch_wide<WideShape<F, 2, true>>(ctx, list, tokens, share, act);
 }

@@ -5,9 +5,9 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kWideTiles = 2;  // of 16 rows, of a warp at once
+inline constexpr int kWideTiles = 2;  // 16-row tiles of a warp at a time
 
-// Fewer tiles would leave warps without work.
+// With fewer tiles some warps would have no work.
 inline bool fills_warps(const DeviceLimits& limits, const GemmProblem& p) {
   return even_share(limits, p) > kRowWarps * kWideTiles * 3 / 4;
 }

@@ -1,10 +1,11 @@
-// GEMMs with quantised weights by wgmma, with weights decoded into registers as its 64-row operand:
-// who sums what, the pipelines of weights and tokens, and the sum of a split-K slice (Hopper).
+// GEMMs with quantised weights by wgmma (Hopper); weights are decoded into registers as its 64-row
+// operand. This header has the shapes, the pipelines of weights and activations, and the sum of a
+// split-K slice.
 //
-// Producer threads keep two pipelines filled by TMA bulk copies: of weights a copy for each tile of
-// 16 rows and chunk of 256 columns, issued before the previous kernel ends; of tokens one for each
-// piece of 64 columns. Each warpgroup multiplies 64 rows, and decodes a piece while the tensor
-// cores work on the previous one. The last chunk of a slice may be shorter.
+// Producer threads fill two pipelines by TMA bulk copies: weights with one copy per tile of 16 rows
+// and chunk of 256 columns, issued before the previous kernel ends; activations with one copy per
+// piece of 64 columns. Each consumer warpgroup multiplies 64 rows, and decodes a piece while the
+// tensor cores work on the previous one. The last chunk of a slice may be shorter.
 #pragma once
 
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
@@ -13,21 +14,21 @@
 
 namespace freshet::cuda::decode {
 
-inline constexpr int kTokenBytes = kTokenTile * 64 * 2;  // of a piece of a tile
-inline constexpr int kChunkPieces = 4;                   // of 64 columns
+inline constexpr int kTokenBytes = kTokenTile * 64 * 2;  // a piece of a token tile
+inline constexpr int kChunkPieces = 4;                   // pieces of 64 columns
 inline constexpr int kPair = 2, kMostLeaves = 8;
 inline constexpr int kOutTokens = 32,
-                     kOutStride = 64 + 4;  // of a warpgroup's sums on their way out
-inline constexpr int kGateRound = 4;       // tiles of tokens that gate and up exchange
+                     kOutStride = 64 + 4;  // per token of a warpgroup's sums in the epilogue
+inline constexpr int kGateRound = 4;       // token tiles that gate and up exchange at a time
 
-// Who sums what: warpgroups have other rows and all of K; or half of them gate's rows and half
-// up's; or the two blocks of a cluster share K.
+// How work is split: warpgroups have different rows and all of K; or half of them have gate's rows
+// and half up's; or the two blocks of a cluster share K.
 enum class Split { kRows, kGate, kLeaves };
 
-// NT: tiles of 8 tokens; kGroups: warpgroups; kParts: parts into which the warpgroups of a block
-// cut its share of K; kDeep: 2 if a warpgroup has twice 64 rows, which share what it issues for a
-// piece of tokens; of gate and up the same rows of both. kAny: the slices of a block's parts may be
-// of two sizes.
+// NT: token tiles. kGroups: consumer warpgroups. kParts: parts into which a block's warpgroups
+// split its share of K. kDeep: 2 if a warpgroup has two times 64 rows, which share the instructions
+// for a piece of activations; of gate and up, the same rows of both. kAny: slices of a block's
+// parts may have two sizes.
 template <class F_, int NT_, Split split, int kGroups_ = 2, int kParts_ = 1, int kDeep_ = 1,
           bool kAny_ = false>
 struct Shape {
@@ -39,20 +40,20 @@ struct Shape {
   static_assert(kSplit || kParts == 1);
   static_assert(!kAny || kParts > 1);
   static_assert(kDeep == 1 || (kDeep == 2 && !kSplit && kGroups == 2));
-  // A warpgroup has two tiles of gate's and two of up's.
+  // A warpgroup has two of gate's tiles and two of up's.
   static constexpr bool kMixed = kGate && kGroups > 2;
   static constexpr int kConsumers = kGroups * 128;
-  static constexpr int kThreads = kConsumers + 128;    // registers change hands between warpgroups
-  static constexpr int kCopies = kGroups * kDeep * 4;  // tiles of 16 rows of a chunk
-  static constexpr int kRowTiles = kCopies / kParts / (kGate ? 2 : 1);       // of a product
-  static constexpr int kPieces = F::kUnit / 64;                              // of a unit
-  static constexpr int kTileBytes = kChunkPieces / kPieces * F::kTileBytes;  // of a chunk
+  static constexpr int kThreads = kConsumers + 128;    // a whole producer warpgroup, for setmaxnreg
+  static constexpr int kCopies = kGroups * kDeep * 4;  // 16-row tiles per chunk
+  static constexpr int kRowTiles = kCopies / kParts / (kGate ? 2 : 1);       // per GEMM
+  static constexpr int kPieces = F::kUnit / 64;                              // per unit
+  static constexpr int kTileBytes = kChunkPieces / kPieces * F::kTileBytes;  // per chunk
   static constexpr int kChunkBytes = kCopies * kTileBytes;
-  // Floats of shared memory through which a warpgroup's sums pass on their way out.
+  // Floats of shared memory through which the epilogue passes a warpgroup's sums.
   static constexpr int kOutFloats = kMixed ? NT * 64 * 4 : kOutTokens * kOutStride;
   static constexpr int kOutBytes = kSplit ? 0 : kGroups * kOutFloats * 4;
   static constexpr int kRoom = (223 << 10) - kOutBytes;
-  // A stage of tokens: pieces of each part.
+  // A stage of activations: pieces of each part.
   static constexpr int kPieceBytes = NT * kTokenBytes;
   static constexpr int kStagePieces = kGroups > 2 ? (kParts* NT > 16 ? 1 : 2) : kParts > 1 ? 2 : 4;
   static constexpr int kTokensBytes = kStagePieces * kParts * kPieceBytes;
@@ -62,26 +63,26 @@ struct Shape {
   static_assert(kTokens >= 2);
   static constexpr int kRings = kChunks * kChunkBytes + kTokens * kTokensBytes;
   static constexpr int kShared = kRings + kOutBytes;
-  static constexpr int kLeaves = kMostLeaves / kPair / kParts;  // of a warpgroup, or less
-  // Tokens of the next piece are waited for before it is decoded: few come in time, and to look
-  // takes longer than they do.
+  static constexpr int kLeaves = kMostLeaves / kPair / kParts;  // per warpgroup, at most
+  // With few tokens, waits for the next piece's activations before decoding it: they arrive in
+  // time, and testing the barrier takes longer than their copy.
   static constexpr bool kWaitsAhead = NT <= 4;
-  // Two operands take turns where there are the registers.
+  // Two operands alternate if there are enough registers.
   static constexpr int kOperands = kSplit && kGroups > 2 && kLeaves* NT > 8 ? 1 : 2;
   static constexpr int kRound = kGateRound < NT / 2 ? kGateRound : NT / 2;
   static_assert(!kGate || kMixed || kOutBytes >= kExchangeBytes<kRound>);
-  // Slices' sums, and behind them those that go out, take the pipelines' place.
+  // Sums of the slices, followed by the epilogue's, reuse the pipelines' memory.
   static constexpr int kSumsBytes = kLeaves * NT * 16 * kConsumers;
   static_assert(!kSplit || kShared >= kSumsBytes + NT * 4 * (kRowTiles * 16 + 4) * 4);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// How K is cut, in pieces. All products of a list have as many columns, and leaves are a power of
-// two. A block's first part takes slices [first, last), and each other part the next as many, which
-// lie `apart` if all are of one size. Parts walk their slices side by side, in as many chunks as
-// the longest takes.
+// How K is cut, in pieces. All GEMMs of a list have the same number of columns, and the number of
+// slices is a power of two. A block's first part takes slices [first, last), and each other part
+// the same number of following ones, which are `apart` pieces apart if all are of one size. Parts
+// process their slices side by side, in as many chunks as the longest one needs.
 struct Chunk {
-  int piece, count;  // none: 0
+  int piece, count;  // count 0: none
 };
 template <class S>
 struct Leaves {
@@ -105,11 +106,11 @@ struct Leaves {
     return (units * leaf >> shift) * S::kPieces;
   }
   __device__ __forceinline__ int count(int leaf) const { return edge(leaf + 1) - edge(leaf); }
-  // The slice of a part that stands beside a slice of the first one.
+  // The slice of another part that is processed together with this slice of the first part.
   __device__ __forceinline__ int beside(int leaf, int part) const {
     return leaf + part * (last - first);
   }
-  // Chunks of a slice of the first part, and of those beside it.
+  // Chunks of a slice of the first part, and of the slices processed together with it.
   __device__ __forceinline__ int chunks(int leaf) const {
     int most = 0;
 #pragma unroll
@@ -122,7 +123,7 @@ struct Leaves {
   }
 };
 
-// A stage of tokens has barriers for each piece, or each part's.
+// A stage of activations has a barrier per piece, or per part.
 template <class S>
 struct Barriers {
   uint64_t chunk_full[S::kChunks], chunk_empty[S::kChunks];
@@ -140,7 +141,7 @@ struct Rings {
   }
 };
 
-// Registers change hands: first those who copy give, then those who multiply take.
+// Redistributes registers: first producers release theirs, then consumers take them.
 template <class S>
 __device__ __forceinline__ void give_registers() {
   if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -154,8 +155,8 @@ __device__ __forceinline__ void take_registers() {
   if constexpr (S::kGroups == 5) asm volatile("setmaxnreg.inc.sync.aligned.u32 88;");
 }
 
-// The tile of a block: without divisions, which take a third of a microsecond, where there is one
-// tile of tokens.
+// The tile of a block. With a single token tile it needs no divisions, which take a third of a
+// microsecond.
 template <class S>
 __device__ __forceinline__ ProductTile find_tile(const ProductList& list, int64_t tokens,
                                                  int index) {
@@ -165,7 +166,7 @@ __device__ __forceinline__ ProductTile find_tile(const ProductList& list, int64_
   return {product, static_cast<int64_t>(index - list.first_block[product]) * S::kRowTiles, 0};
 }
 
-// body(tile) for each tile of a block; body(first piece, how many) for each chunk of it.
+// Calls body(tile) for each tile of a block. Below: body(first piece, count) for each chunk.
 template <class S, class Body>
 __device__ __forceinline__ void each_tile(const ProductList& list, int64_t tokens, int tiles,
                                           const Body& body) {
@@ -185,11 +186,11 @@ __device__ __forceinline__ void each_chunk(const Leaves<S>& leaves, const Body& 
   }
 }
 
-// Threads that ask for rows, and for tokens: a copy takes its thread 75 ns and 10 to 15 more a KiB,
-// and one alone would be slower than memory.
+// Producer threads for weights, and for activations: issuing a copy takes a thread 75 ns plus 10 to
+// 15 ns per KiB, so that a single thread would be slower than memory.
 inline constexpr int kRowThreads = 2, kTokenThreads = 2;
-// Of the former, the `thread`-th: a tile's weights, from `panel` on and in `up`; `step`: to the
-// next panel, of which there are `below` more.
+// The `thread`-th producer of weights: copies a tile's weights, from `panel` on and in `up`;
+// `step`: stride to the next panel, of which there are `below` more.
 template <class S>
 __device__ __forceinline__ void copy_tile_rows(const Rings<S>& rings, PipelineState& turn,
                                                const Leaves<S>& leaves, int thread,
@@ -225,7 +226,7 @@ __device__ __forceinline__ void copy_tile_rows(const Rings<S>& rings, PipelineSt
   });
 }
 
-// The same of parts whose slices may be of two sizes: body(slice, number) for each chunk of a
+// The same for parts whose slices may have two sizes: calls body(slice, index) for each chunk of a
 // slice of the first part.
 template <class S, class Body>
 __device__ __forceinline__ void each_chunk_of_parts(const Leaves<S>& leaves, const Body& body) {
@@ -275,7 +276,7 @@ __device__ __forceinline__ void copy_parts_tokens(const Rings<S>& rings, Pipelin
                                                   const uint8_t* act, int64_t token_step,
                                                   uint32_t bytes) {
   each_chunk_of_parts(leaves, [&](int leaf, int number) {
-    uint32_t from[S::kParts], counts = 0;  // in steps of tokens; four bits each
+    uint32_t from[S::kParts], counts = 0;  // in pieces of activations; four bits each
 #pragma unroll
     for (int part = 0; part < S::kParts; ++part) {
       const Chunk chunk = leaves.chunk(leaf, number, part);
@@ -309,12 +310,13 @@ __device__ __forceinline__ void copy_parts_tokens(const Rings<S>& rings, Pipelin
   });
 }
 
-// Weights are asked for before the previous kernel has ended.
+// Weights are requested before the previous kernel has ended.
 template <class S>
 __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductList& list,
                                           int64_t tokens, int tiles, const Leaves<S>& leaves,
                                           int thread) {
-  const int64_t step = tile_at<typename S::F>(1, list.of[0].weight.cols);  // to the next 16 rows
+  // Stride to the next 16 rows.
+  const int64_t step = tile_at<typename S::F>(1, list.of[0].weight.cols);
   PipelineState turn;
   each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
     const WeightView& w = list.of[tile.product].weight;
@@ -329,8 +331,8 @@ __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductLi
   });
 }
 
-// One of kTokenThreads, which take pieces in turn: `bytes` of a tile's tokens for each piece,
-// `token_step` apart.
+// One of kTokenThreads producers of activations, which take pieces in turn: `bytes` of a token tile
+// per piece, `token_step` apart.
 template <class S>
 __device__ __forceinline__ void copy_tile_tokens(const Rings<S>& rings, PipelineState& turn,
                                                  const Leaves<S>& leaves, int thread,
@@ -370,7 +372,7 @@ __device__ __forceinline__ void copy_tokens(const Rings<S>& rings, const Product
   each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
     const auto bytes =
         static_cast<uint32_t>(min(int64_t{S::NT}, act_tiles - tile.token_tile) * kTokenBytes);
-    wait();  // where everything is found
+    wait();  // after the addresses are computed
     const uint8_t* act = list.of[tile.product].act + tile.token_tile * kTokenBytes;
     if constexpr (S::kAny) {
       copy_parts_tokens<S>(rings, turn, leaves, thread, act, token_step, bytes);
@@ -380,7 +382,8 @@ __device__ __forceinline__ void copy_tokens(const Rings<S>& rings, const Product
   });
 }
 
-// copy_rows(thread) and copy_tokens(thread) by the threads behind the warpgroups that multiply.
+// Runs copy_rows(thread) and copy_tokens(thread) in the producer threads, which follow the consumer
+// warpgroups.
 template <class S, class Rows, class Tokens>
 __device__ __forceinline__ void copy_both(const Rows& copy_rows, const Tokens& copy_tokens) {
   const int thread = static_cast<int>(threadIdx.x) - S::kConsumers, warp = thread / 32;
@@ -392,7 +395,8 @@ __device__ __forceinline__ void copy_both(const Rows& copy_rows, const Tokens& c
   }
 }
 
-// All threads of a block. Tokens come first: their pieces are operands.
+// Called by all threads of a block. Activations come first in memory, since they are wgmma
+// operands.
 template <class S>
 __device__ __forceinline__ Rings<S> start_rings(uint8_t* shared, Barriers<S>& barriers) {
   if (threadIdx.x < 32) {
@@ -406,19 +410,19 @@ __device__ __forceinline__ Rings<S> start_rings(uint8_t* shared, Barriers<S>& ba
   return {shared + S::kTokens * S::kTokensBytes, shared, &barriers};
 }
 
-// A warp's way through the pipelines: 16 rows of weights. A piece is loaded while the one before is
-// multiplied, and then decoded into one of two operands.
+// A consumer warp's path through the pipelines: 16 rows of weights. A piece is loaded while the
+// previous one is multiplied, and then decoded into one of two operands.
 template <class S>
 struct Way {
   using F = typename S::F;
   const Rings<S>& rings;
-  // Where Barriers begin, in bytes.
+  // Byte offsets within Barriers.
   static constexpr uint32_t kChunkEmpty = S::kChunks * 8, kTokensFull = 2 * kChunkEmpty;
   static constexpr uint32_t kTokensEmpty = kTokensFull + S::kTokens * S::kStagePieces * 8;
   PipelineState chunk, tokens;
   uint32_t ring,
-      stage;          // where the tokens' pipeline, and its next stage, is as an operand: low bits
-  uint32_t barriers;  // shared address
+      stage;          // low bits of the descriptors of the activations' pipeline and its next stage
+  uint32_t barriers;  // address in shared memory
   Piece raw;
   uint4 a[S::kOperands][4];
 
@@ -427,7 +431,7 @@ struct Way {
     const int part = S::kParts > 1 ? warp / (S::kConsumers / 32 / S::kParts) : 0;
     ring = static_cast<uint32_t>(operand_at(rings.tokens + part * S::kPieceBytes));
     barriers = shared_address(rings.barriers);
-    asm volatile("" : "+r"(barriers));  // not to be found anew each time
+    asm volatile("" : "+r"(barriers));  // keep it in a register instead of recomputing it
     find_stage();
   }
   __device__ __forceinline__ void enter() {
@@ -444,8 +448,8 @@ struct Way {
                                      tile % kSide * F::kTileBytes,
                                  piece % S::kPieces, static_cast<int>(threadIdx.x % 32), raw);
   }
-  // Loads what comes after a piece: the next one of the chunk, or the first of the next chunk.
-  // `others`: chunks in between that are other parts' alone.
+  // Loads the weights after a piece: the next piece of the chunk, or the first of the next chunk.
+  // `others`: chunks in between that only other parts have.
   __device__ __forceinline__ void load_next(int piece, int count, bool more, int others) {
     if (piece + 1 < count) return load(piece + 1);
     __syncwarp();
@@ -460,7 +464,7 @@ struct Way {
     }
     if (more) enter();
   }
-  // Not before this place.
+  // Keeps the compiler from decoding earlier than here.
   __device__ __forceinline__ void decode(uint4 (&to)[4], int piece) {
 #pragma unroll
     for (int i = 0; i < F::kVectors; ++i) {
@@ -469,7 +473,7 @@ struct Way {
     }
     F::decode(raw, piece % S::kPieces, static_cast<int>(threadIdx.x % 32), to);
   }
-  // The same for all lanes, and said to be: it is then kept where wgmma wants it.
+  // Computed as a warp-uniform value, so that it stays in a uniform register for wgmma.
   __device__ __forceinline__ void find_stage() {
     constexpr uint32_t kStep = S::kTokensBytes >> 4;
     stage = __shfl_sync(0xffffffff, ring + tokens.stage * kStep, 0);
@@ -477,8 +481,8 @@ struct Way {
   __device__ __forceinline__ PipelineAt chunks() const {
     return {barriers, barriers + kChunkEmpty};
   }
-  // A piece's tokens as a pipeline of one stage: each piece of a stage has barriers of its own. Its
-  // `full` alone is kept, since the address of `empty` is a constant behind it.
+  // The barriers of a piece's activations, as a pipeline of one stage. Only the address of `full`
+  // is kept, since `empty` is at a constant offset.
   static __device__ __forceinline__ PipelineAt piece_at(uint32_t full) {
     return {full, full + (kTokensEmpty - kTokensFull)};
   }
@@ -488,12 +492,12 @@ struct Way {
   __device__ __forceinline__ void wait_for(int piece) {
     piece_at(of_piece(piece)).wait({0, tokens.phase});
   }
-  // sum += a piece whose tokens are there, or sum = it.
+  // sum += a piece whose activations have arrived, or sum = it.
   __device__ __forceinline__ void multiply(float (&sum)[S::NT][4], const uint4 (&of)[4], int piece,
                                            bool adds) {
     constexpr uint32_t kStep = S::kParts * S::kPieceBytes >> 4;
     const uint32_t at = stage + piece % S::kStagePieces * kStep;
-    constexpr uint64_t kUpper = uint64_t{1024 >> 4} << 32;  // as operand_at has it
+    constexpr uint64_t kUpper = uint64_t{1024 >> 4} << 32;  // as in operand_at()
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -507,7 +511,7 @@ struct Way {
     tokens.next(S::kTokens);
     find_stage();
   }
-  // Tokens of a chunk that this warp has no weights for.
+  // Skips the activations of a chunk for which this warp has no weights.
   __device__ __forceinline__ void skip_chunk() {
     for (int piece = 0; piece < kChunkPieces; ++piece) {
       wait_for(piece);
@@ -525,8 +529,9 @@ __device__ __forceinline__ float (&sums_of(Sums<S>& sums, int deep))[S::NT][4] {
   return reinterpret_cast<float(&)[S::NT][4]>(sums[deep * S::NT]);
 }
 
-// A chunk of kChunkPieces: sum += it, or sum = it. Its first piece stands decoded in the first
-// operand, as what comes after it will. `before`: what is left when the first has begun.
+// Multiplies a chunk of kChunkPieces: sum += it, or sum = it. On entry its first piece is decoded
+// in the first operand, on exit the first piece of the next chunk. `before`: the previous piece,
+// which is released once this chunk's first wgmma has started.
 template <class S>
 __device__ __forceinline__ void sum_chunk(Way<S>& way, Sums<S>& sum, uint32_t& before, bool first,
                                           bool more, int others) {
@@ -556,7 +561,7 @@ __device__ __forceinline__ void sum_chunk(Way<S>& way, Sums<S>& sum, uint32_t& b
   }
 }
 
-// sum = the next `count` pieces, while other parts have `others` chunks more.
+// sum = the next `count` pieces; other parts have `others` more chunks.
 template <class S>
 __device__ __forceinline__ void sum_leaf(Way<S>& way, Sums<S>& sum, int count, bool last,
                                          int others = 0) {

@@ -1,5 +1,5 @@
-// GEMMs in Q4_K or Q5_K and, behind them, in Q6_K as one launch on Hopper: queries, keys and values
-// of models that keep some layers' values in more bits. The bits are those of each alone.
+// GEMMs in Q4_K or Q5_K followed by Q6_K, as one launch (Hopper): queries, keys and values of
+// models that store the values of some layers with more bits. Bit-identical to separate launches.
 #include "backend/cuda/gemm/gemm_q_sm90_two_formats.h"
 #include "backend/cuda/gemm/gemm_q_sm90_wgmma.cuh"
 
@@ -33,8 +33,8 @@ int run_middle_pair(const Context& ctx, const ProductList& list, int64_t tokens)
 
 }  // namespace
 
-// Clusters of two blocks take a tile each: 128 rows, and of Q6_K, which takes longer to decode, 64
-// if there are enough SMs.
+// Clusters of two blocks take a tile each: 128 rows, but 64 rows of Q6_K, which takes longer to
+// decode, if there are enough SMs.
 int run_pair_middle(const Context& ctx, const ProductList& list, int64_t tokens) {
   return list.of[0].weight.code == Code::kQ4_K ? run_middle_pair<Q4_K>(ctx, list, tokens)
                                                : run_middle_pair<Q5_K>(ctx, list, tokens);

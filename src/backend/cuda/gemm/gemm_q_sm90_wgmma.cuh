@@ -1,9 +1,9 @@
-// The kernel around gemm_q_sm90_pipeline.cuh: its epilogues and its launch.
+// The kernel around gemm_q_sm90_pipeline.cuh: its epilogues and its launch (Hopper).
 //
-// Either blocks are persistent and walk output tiles, adding all split-K slices from left to right
-// in a second set of sums. Or, if that makes too few tiles, the two blocks of a cluster share K,
-// and their warpgroups share rows or slices; they add sums through distributed shared memory, also
-// from left to right. (Larger clusters do not fit on all SMs.) Bit-identical to
+// Blocks may be persistent and loop over output tiles, adding all split-K slices from left to right
+// in a second set of sums. If that makes too few tiles, the two blocks of a cluster share K
+// instead, and their warpgroups share rows or slices; they add sums through distributed shared
+// memory, also from left to right. (Larger clusters don't fit on all SMs.) Bit-identical to
 // gemm_sm80_small_m.cu.
 #pragma once
 
@@ -45,7 +45,8 @@ __device__ __forceinline__ float4 ended(const Work& w, const float4& sum, const 
 }
 
 // The operations of finish() for a warpgroup's 64 rows. Sums pass through shared memory, so that
-// each thread writes 16 bytes of a token's rows; tokens that are not there(token) are not written.
+// each thread writes 16 bytes of a token's rows; tokens for which there(token) is false are not
+// written.
 template <int NT, class There = AllTokens>
 __device__ __forceinline__ void finish_rows(const Work& w, const float (&sum)[NT][4],
                                             int64_t row_tile, int64_t token_tile, float* room,
@@ -245,7 +246,7 @@ struct Half {
 
   __device__ __forceinline__ Half(const Work& work, const ProductTile& tile)
       : w(work), row(tile.unit * 16), token(tile.token_tile * 8 + blockIdx.z * kTokens) {}
-  // body(number, quad, its address in shared memory, its destination).
+  // Calls body(index, quad, its address in shared memory, its destination).
   template <class Body>
   __device__ __forceinline__ void each(const Body& body) {
 #pragma unroll

@@ -3,8 +3,8 @@
 // Everything here is a function of formats, sizes, tokens and the device's limits, so that the
 // choice can be printed and tested without a GPU. A GEMM's problem is a list of weights of one
 // format (or of two, for the rows named q_pair) that are multiplied by the same number of tokens in
-// one launch. Kernels sum in the same order, so the choice changes speed and no bit (FP8 on Hopper
-// cuts K by the weight's size alone).
+// one launch. Kernels sum in the same order, so the choice affects speed and changes no bit (FP8 on
+// Hopper cuts K by the weight's size alone).
 #pragma once
 
 #include "backend/cuda/api.h"
@@ -24,7 +24,7 @@ struct GemmProblem {
   int count = 0;
   GemmWeight of[kMaxProducts] = {};
   bool same_tokens = true;  // all weights read the same activations
-  bool aligned = true;      // F32: rows of x are whole fours at multiples of 16 bytes
+  bool aligned = true;      // F32: rows of x are multiples of four floats, 16-byte aligned
 
   void add(const GemmWeight& weight) {
     if (count == 0) format = static_cast<int>(weight.code);
@@ -34,7 +34,7 @@ struct GemmProblem {
 
 using GemmRow = KernelRow<GemmProblem>;
 
-// The rows, best first.
+// The kernels for out = W x, best first.
 enum GemmKernel : int {
   kGemmPairM1_8,
   kGemmPairM9_16,
@@ -75,7 +75,7 @@ enum GemmKernel : int {
 };
 extern const GemmRow kGemmRows[kGemmKernels];
 
-// Gate and up: two weights of one format and size.
+// The kernels for gate and up, two weights of one format and size.
 enum SwigluKernel : int {
   kSwigluQM1_8LargeN,
   kSwigluQM1_8,
@@ -97,17 +97,17 @@ enum SwigluKernel : int {
 };
 extern const GemmRow kSwigluRows[kSwigluKernels];
 
-// The layout in which GEMMs with weights in a format read their tokens.
+// The layout in which GEMMs with weights in this format read their activations.
 Order activation_order(const DeviceLimits& limits, Code code, int64_t tokens);
 
-// The number of slices that K is cut into: eight, as long as a slice has 256 columns, so that a
-// block of eight warps reads one tile of rows from end to end.
+// The number of split-K slices: eight, as long as a slice has 256 columns, so that a block of eight
+// warps reads one tile of rows contiguously.
 FRESHET_HOST_DEVICE inline int leaves(int64_t cols) {
   return cols >= 2048 ? 8 : cols >= 1024 ? 4 : cols >= 512 ? 2 : 1;
 }
-// FP8 on Hopper: whether K stays whole. Weights with enough rows keep two thirds of 132
-// multiprocessors busy until the end with tiles of 128 rows, and a block has room for sums of twice
-// as many rows. It depends on the weight alone, since it decides the order of sums.
+// FP8 on Hopper: whether K stays whole. Weights with enough rows keep two thirds of 132 SMs busy
+// until the end with tiles of 128 rows, and a block can then hold the sums of twice as many rows.
+// It depends on the weight alone, since it decides the order of sums.
 FRESHET_HOST_DEVICE inline bool whole_in_k(int64_t rows) {
   constexpr int64_t kTile = 128, kBlocks = 132;
   const int64_t tiles = (rows + kTile - 1) / kTile, turns = (tiles + kBlocks - 1) / kBlocks;
@@ -118,9 +118,9 @@ FRESHET_HOST_DEVICE inline int fp8_leaves(int64_t rows, int64_t cols) {
   return cols >= 2048 ? 4 : cols >= 1024 ? 2 : 1;
 }
 
-// What several kernels ask of a problem.
-inline constexpr int kRowWarps = 8, kClusterPair = 2;  // warps of a block; blocks that share K
-inline constexpr int kKSlices = 8;                     // the most slices of K
+// Common parameters of several kernels.
+inline constexpr int kRowWarps = 8, kClusterPair = 2;  // warps per block; blocks that share K
+inline constexpr int kKSlices = 8;                     // upper bound of the split-K slices
 
 inline int64_t div_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -133,15 +133,15 @@ inline bool eight_slices(const GemmProblem& p) {
 }
 // The number of blocks with `rows` rows each.
 int64_t blocks_of(const GemmProblem& p, int64_t rows);
-// The fewest tiles of 16 rows that a block takes when every multiprocessor has at most one block.
+// The fewest 16-row tiles per block such that every SM has at most one block.
 int even_share(const DeviceLimits& limits, const GemmProblem& p);
-// Where the weights in Q6_K begin; 0: the list is of one format.
+// Index of the first weight in Q6_K; 0: the list has one format.
 inline int second_format(const GemmProblem& p) {
   int i = 1;
   while (i < p.count && p.of[i].code == p.of[0].code) ++i;
   return i < p.count && p.of[i].code == Code::kQ6_K ? i : 0;
 }
-// Clusters of two blocks split K; each cluster has `rows` rows.
+// Blocks if clusters of two blocks split K and each cluster has `rows` rows.
 inline int64_t split_blocks(const GemmProblem& p, int64_t rows) {
   return blocks_of(p, rows) * kClusterPair;
 }
@@ -155,7 +155,7 @@ inline bool whole_lines(const GemmProblem& p) {
   return p.of[0].rows % kPadCols == 0;
 }
 
-// Block formats on Hopper, as their kernels are laid out.
+// Block formats on Hopper: the layout that their kernels use.
 constexpr uint64_t bit(Code code) {
   return uint64_t{1} << static_cast<int>(code);
 }
@@ -206,13 +206,13 @@ constexpr int tile_bytes(Code code) {
       return 0;
   }
 }
-// Whether the slices of K are of one size; a block whose warps share K has simpler code for these.
+// Whether all slices of K have the same size; a block whose warps share K has simpler code then.
 inline bool slices_are_even(Code code, int64_t cols) {
   return cols % (leaves(cols) * unit_of(code)) == 0;
 }
-// gemm_q_sm90_m1_8.cu: two blocks that share a multiprocessor have room for two tiles each.
+// gemm_q_sm90_m1_8.cu: formats of which two blocks with two tiles each fit on an SM.
 inline constexpr uint64_t kTwoTiles = kBlockFormats & ~(bit(Code::kQ6_K) | bit(Code::kQ5_K));
-// swiglu_q_sm90_m1_8.cu: pipelines find room and lanes need few registers.
+// swiglu_q_sm90_m1_8.cu: formats whose pipelines fit and whose lanes need few registers.
 inline constexpr uint64_t kManyWarps =
     kBlockFormats & ~(bit(Code::kQ8_0) | bit(Code::kQ6_K) | bit(Code::kQ2_K));
 // gemm_q_sm90_m17_64.cuh: two warpgroups with 128 rows each are faster than four with 64.

@@ -5,8 +5,8 @@
 
 namespace freshet::cuda {
 
-// On Hopper weights of block formats and FP8 have kernels of their own, and this one's code is not
-// built for them, but for two tiles of tokens of block formats whose K is short.
+// On Hopper, block formats and FP8 have kernels of their own. This kernel isn't compiled for them,
+// except for block formats with 9 to 16 tokens and short K.
 inline bool supports_sm80_small_m(const DeviceLimits& limits, const GemmProblem& p) {
   if (limits.capability != 90 || p.of[0].code == Code::kF16) return true;
   if (p.of[0].code == Code::kFP8) return false;

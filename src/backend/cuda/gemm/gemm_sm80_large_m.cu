@@ -1,4 +1,4 @@
-// GEMM with many tokens: a block computes 128 rows by 128 (or 32) tokens. Either it walks all
+// GEMM for many tokens: a block computes 128 rows by 128 (or 32) tokens. It either loops over all
 // split-K slices from left to right, with a second set of sums; or, if that makes too few blocks,
 // the blocks of a cluster take one slice each and add sums through distributed shared memory, also
 // from left to right. Bit-identical to gemm_sm80_small_m.cu.

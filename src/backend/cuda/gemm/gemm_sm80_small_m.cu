@@ -1,10 +1,10 @@
 // GEMM with packed weights: out = W x, with weights on the 16-row side of mma and tokens on the
-// other. Its order of sums is the one that the other GEMM kernels keep.
+// other. Its order of sums is the reference for all other GEMM kernels.
 //
 // The number of columns alone decides how K is cut into slices, one per warp, whose sums are added
-// from left to right. Neither the number of tokens nor their places change a sum, so a row has the
-// same bits in every batch. On Hopper each warp streams its weights through a pipeline of its own,
-// whose first copies are issued before the previous kernel ends.
+// from left to right. Neither the number of tokens nor their positions change a sum, so a row has
+// the same bits in every batch. On Hopper each warp streams its weights through a pipeline of its
+// own, whose first copies are issued before the previous kernel ends.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 #include "backend/cuda/runtime/pipeline.cuh"
@@ -13,20 +13,20 @@ namespace freshet::cuda {
 namespace {
 
 // A warp's own pipeline of kStages pieces of its weights in shared memory, filled by TMA bulk
-// copies: what is on its way takes no registers, and a block's first pieces are asked for before
-// the previous kernel ends.
+// copies: data in flight needs no registers, and a block's first pieces are requested before the
+// previous kernel ends.
 template <class F>
 struct WarpStages {
   static constexpr int kStages = 4;
   static constexpr int kUnits = F::kTileBytes <= 600    ? 4
                                 : F::kTileBytes <= 1100 ? 2
-                                                        : 1;  // a stage
+                                                        : 1;  // units per stage
   static_assert(kUnits == 1 || kPanelTiles<F> == 1, "a stage is one copy");
   static constexpr int kStageBytes = kUnits * F::kTileBytes;
   static constexpr int kBytes = kWarps * kStages * kStageBytes;
 };
 
-// The sum of a warp's slice, pieces [first, last) of `panel`. `tokens` gives the activations, once
+// The sum of a warp's slice: pieces [first, last) of `panel`. `tokens` returns the activations once
 // the previous kernel has ended.
 template <class F, int NT, class Tokens>
 __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* panel, int first,
@@ -103,7 +103,7 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
 #endif
 }
 
-// Blocks of kWarps warps; block `block` of the product, tiles of tokens from token_tile on.
+// Block `block` of a GEMM (kWarps warps), for token tiles from token_tile on.
 template <class F, int NT>
 __device__ __forceinline__ void multiply(const Work& w, int64_t block, int64_t token_tile) {
   constexpr int kPieces = F::kUnit / 64;
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
 template <class F, int NT>
 __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
     experts_kernel(const __grid_constant__ ExpertArgs e) {
-  // Which expert a slot has is the work of an earlier kernel.
+  // An earlier kernel writes which expert a slot has.
   let_next_start();
   wait();
   const int slot = blockIdx.y;
@@ -191,14 +191,14 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
   multiply<F, NT>(w, blockIdx.x, 0);
 }
 
-// The attribute is set at every launch: it costs the host little, and nothing is remembered.
+// Sets the function attribute at every launch: it costs the host little, and needs no state.
 template <class F, class Kernel, class... A>
 int launch_ring(const Context& ctx, Kernel kernel, dim3 grid, const A&... args) {
   if (const int error = raise_shared(kernel, WarpStages<F>::kBytes); error != 0) return error;
   return launch(ctx, kernel, grid, dim3(256), WarpStages<F>::kBytes, args...);
 }
 
-// By tiles of 8 tokens. The kernels of two tiles serve block formats on Hopper, too.
+// By tiles of 8 tokens. The kernels for two tiles also serve block formats on Hopper.
 template <class F>
 int run_format(const Context& ctx, const ProductList& list, int64_t tokens) {
   const int64_t tiles = ceil_div(tokens, kTokenTile);

@@ -1,6 +1,6 @@
-// Shared by the GEMMs with few tokens on Hopper, whatever the weight format. A block gets an even
-// share of the 16-row tiles. kPair of its warps sum a split-K slice, R tiles at once, each from its
-// own pipeline; slices are added from left to right in shared memory, which follows the pipelines.
+// Shared by the GEMMs for few tokens on Hopper, for any weight format. A block gets an even share
+// of the 16-row tiles. kPair of its warps sum a split-K slice, R tiles at a time, each from its own
+// pipeline; slices are added from left to right in shared memory, which follows the pipelines.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
@@ -38,8 +38,8 @@ struct FewRings {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Adds the slices of a group's sums. A warp has all sums of an item and calls end(sum, tile, token
-// tile, round); the same warp has an item in every round.
+// Adds up the slices of a group's sums. A warp takes all partial sums of an item and calls end(sum,
+// tile, token tile, round); it has one item in every round.
 template <class S, class End>
 __device__ __forceinline__ void add_leaves(const float (&sum)[S::R][S::NT][4], float4* shared,
                                            int tiles, const End& end) {

@@ -1,12 +1,13 @@
-// Activations of GLU epilogues, shared by all kernels, so that they have the same bits everywhere.
+// Activations of GLU epilogues, shared by all kernels, so that results are bit-identical
+// everywhere.
 #pragma once
 
 #include "backend/cuda/runtime/common.cuh"
 
 namespace freshet::cuda {
 
-// Accurate to about 22 bits, without a branch: the branches of exact division would keep the
-// numbers of a tile from overlapping.
+// Accurate to about 22 bits, and branch-free: the branches of an exact division would keep the
+// elements of a tile from overlapping.
 __device__ __forceinline__ float sigmoid(float x) {
   float e, s;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(x, -1.4426950408889634f)));
@@ -14,7 +15,7 @@ __device__ __forceinline__ float sigmoid(float x) {
   return s;
 }
 
-__device__ __forceinline__ float activate(float x, int kind) {  // in the order of ops::Activation
+__device__ __forceinline__ float activate(float x, int kind) {  // same order as ops::Activation
   switch (kind) {
     case 1:
       return x * sigmoid(x);
@@ -33,7 +34,7 @@ __device__ __forceinline__ float activate(float x, int kind) {  // in the order 
   }
 }
 
-// With a limit.
+// GLU with clamped operands.
 __device__ __forceinline__ float limited(float gate, float up, const GluArgs& a) {
   const float g = fminf(gate, a.limit);
   const float u = fminf(fmaxf(up, -a.limit), a.limit);

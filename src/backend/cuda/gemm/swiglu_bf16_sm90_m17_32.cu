@@ -1,14 +1,14 @@
 // Gate and up GEMMs with BF16 weights and a SwiGLU epilogue for 17 to 32 tokens (Hopper).
 //
 // All SMs get the same number of rows of gate and up. A block takes up to kMost tiles of 16 rows of
-// each at once, so that it reads the tokens once: each of its two warpgroups takes half of them,
-// the same rows of gate and up, so that a lane has both sums of a feature. wgmma computes 64 rows;
-// rows beyond those of a warpgroup are computed and not written. The bits are those of
+// each at a time, so that it reads the activations once. Each of its two consumer warpgroups takes
+// half of the tiles, the same rows of gate and up, so that a lane has both sums of a feature. wgmma
+// computes 64 rows; rows beyond those of a warpgroup are computed and not written. Bit-identical to
 // gemm_sm80_small_m.cu.
 //
-// Weights and tokens have separate pipelines. Weights are copied before the previous kernel ends,
-// and take most of the room. Tokens come in the layout of mma fragments, which the neighbouring
-// GEMMs read and write, and two warps convert them to core matrices.
+// Weights and activations have separate pipelines. Weights are copied before the previous kernel
+// ends, and take most of shared memory. Activations arrive in the layout of mma fragments, which
+// the neighbouring GEMMs read and write, and two warps convert them to core matrices.
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
@@ -16,9 +16,9 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kMost = 7;  // tiles of 16 rows of either in a pass
+constexpr int kMost = 7;  // 16-row tiles of each matrix per pass
 constexpr int kTokenTiles = 4, kGroupTiles = 4;
-constexpr int kUp = kMost * BF16::kTileBytes;  // from gate's rows to up's
+constexpr int kUp = kMost * BF16::kTileBytes;  // offset from gate's rows to up's
 constexpr int kGroupRows = kGroupTiles * BF16::kTileBytes;
 constexpr int kRowBytes = 2 * kUp, kPieceBytes = kTokenTiles * kTokenBytes;
 constexpr int kRowStages = 6, kTokenStages = 8;
@@ -28,10 +28,12 @@ constexpr int kBeyond = (2 * kGroupTiles - kMost) * BF16::kTileBytes;
 constexpr int kBytes = kTokenRoom + kRowStages * kRowBytes + kBeyond;
 static_assert(kBytes <= kSharedOfSm - 1024);
 
-constexpr int kRowFillers = 2, kTokenFillers = 2;  // warps; of the former a thread
-constexpr int kAhead = 1;  // pieces of tokens that one of the latter has in registers
+// Producer warps; one thread in each of the former.
+constexpr int kRowFillers = 2, kTokenFillers = 2;
+constexpr int kAhead = 1;  // pieces of activations in registers of the latter
 constexpr int kThreads = kConsumers + (kRowFillers + kTokenFillers) * 32;
-// Leaves registers for a norm's block beside this one: as if this one had this many threads.
+// Leaves registers for a norm's block on the same SM: the bound is set as if this block had this
+// many threads.
 constexpr int kBoundThreads = 576;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -50,10 +52,10 @@ struct Rings {
   }
 };
 
-// A pass's tiles of 16 rows of gate and of up, each of one panel and the next.
+// A pass's 16-row tiles of gate and of up, which may extend into a second panel.
 struct FewTiles {
   const uint8_t *gate, *up;
-  uint32_t here, beyond;  // bytes of either
+  uint32_t here, beyond;  // bytes in either panel, per matrix
   int64_t jump;
 
   __device__ __forceinline__ FewTiles(const ProductList& list, int64_t tile, int count) {
@@ -77,7 +79,7 @@ struct FewTiles {
   }
 };
 
-// A block's tiles, a pass after the other; passes are as even as can be.
+// A block's tiles, pass by pass; passes are as even as possible.
 struct FewPasses {
   int64_t first;
   int count, units;  // tiles; pieces of 64 columns
@@ -91,8 +93,8 @@ struct FewPasses {
   }
 };
 
-// A thread's share of filling the pipeline of rows. Until the previous kernel has `ended` little is
-// in flight (prefetch_weights.cuh).
+// A producer thread's share of the weights. Until the previous kernel has `ended`, only a few
+// stages are in flight (prefetch_weights.cuh).
 __device__ __forceinline__ void fill_rows(Rings& rings, uint8_t* rows, const ProductList& list,
                                           const FewPasses& passes, int index,
                                           const volatile int& ended) {
@@ -100,7 +102,7 @@ __device__ __forceinline__ void fill_rows(Rings& rings, uint8_t* rows, const Pro
   const uint64_t policy = read_once();
   const Pipeline pipe = rings.rows();
   PipelineState at{index};
-  int next = index;  // the piece that it fills next, of all
+  int next = index;  // the next piece that it copies, over all passes
   for (int pass = 0; pass < passes.passes(); ++pass) {
     const FewTiles tiles(list, passes.begin(pass), passes.tiles(pass));
     const int before = pass * passes.units;
@@ -118,8 +120,8 @@ __device__ __forceinline__ void fill_rows(Rings& rings, uint8_t* rows, const Pro
   }
 }
 
-// A warp's share of filling that of tokens: its next pieces are loaded before there is room for
-// them, as loads take long beside the copies of weights.
+// A producer warp's share of the activations: it loads its next pieces before a stage is free,
+// since loads are slow while weights are being copied.
 __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const ProductArgs& p,
                                             int tokens, const FewPasses& passes, int index) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -127,7 +129,7 @@ __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const
   const auto next_tile = static_cast<int>(p.act_chunks * 32);
   const auto* act = reinterpret_cast<const uint4*>(p.act) + lane;
   uint4 v[kAhead][kTokenTiles][2];
-  int unit = index;  // to be loaded next; those of a pass that there is not are not stored
+  int unit = index;  // next to load; pieces beyond the last pass are not stored
   const auto load = [&](uint4(&of)[kTokenTiles][2]) {
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j) {
@@ -165,9 +167,10 @@ __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const
   }
 }
 
-// What a warpgroup has come to. Places are found once, and kept where all lanes have the same.
+// A consumer warpgroup's position in the pipelines. Addresses are computed once, and kept in
+// uniform registers if they are uniform.
 struct FewReader {
-  uint32_t tokens, rows;  // operands of the first stages
+  uint32_t tokens, rows;  // operands in the first stages
   Rings& rings;
   PipelineState token, row;
 
@@ -186,7 +189,7 @@ struct FewReader {
     rings.tokens().release(token_stage);
     rings.rows().release(row_stage);
   }
-  // The sums of a slice's `count` pieces.
+  // Sums of the `count` pieces of a slice.
   __device__ __forceinline__ void take(float (&gate)[kTokenTiles][4], float (&up)[kTokenTiles][4],
                                        int count) {
     int token_before = -1, row_before = -1;
@@ -213,14 +216,14 @@ struct FewReader {
 };
 #endif
 
-// share: tiles of 16 rows of a block. list has gate, and up beside it.
+// share: 16-row tiles per block. The list has gate followed by up.
 __global__ void __launch_bounds__(kBoundThreads, 1)
     gate_few_kernel(const __grid_constant__ ProductList list, int tokens, int share,
                     const __grid_constant__ Activations act) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ Rings rings;
-  __shared__ volatile int ended;  // the previous kernel
+  __shared__ volatile int ended;  // set once the previous kernel has ended
   let_next_start();
   if (threadIdx.x == 0) ended = 0;
   rings.start();
@@ -250,7 +253,7 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
     float gate[kTokenTiles][4], up[kTokenTiles][4];
 #pragma unroll
     for (int n = 0; n < kTokenTiles * 4; ++n) {
-      gate[n / 4][n % 4] = up[n / 4][n % 4] = -0.0f;  // adds nothing, not even a sign
+      gate[n / 4][n % 4] = up[n / 4][n % 4] = -0.0f;  // -0 is the identity of addition
     }
     float gate_leaf[kTokenTiles][4], up_leaf[kTokenTiles][4];
 #pragma unroll 1
@@ -276,7 +279,7 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
 int run_gate_few(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                  const Activations& act) {
   ProductList list = gate_and_up;
-  list.count = 1;  // the other one's rows stand beside it
+  list.count = 1;  // up has the same rows, and isn't counted
   const int share = even_share(ctx, list);
   if (const int error = raise_shared(gate_few_kernel, kBytes); error != 0) return error;
   return launch(ctx, gate_few_kernel, dim3(static_cast<unsigned>(list.first_block[1])),

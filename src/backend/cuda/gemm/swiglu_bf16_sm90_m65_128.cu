@@ -1,10 +1,10 @@
-// Gate and up of BF16 weights that have a SwiGLU epilogue, with 65 to 128 tokens on Hopper.
+// Gate and up GEMMs with BF16 weights and a SwiGLU epilogue for 65 to 128 tokens (Hopper).
 //
-// Every multiprocessor has as many rows of both as any other, and takes all of them at once, so
-// that it reads tokens once. Tokens are on the 64-row side of wgmma: two warpgroups have 64 each,
-// and a lane has gate's and up's sums of the same row. Of the sums of slices so far, which are as
-// many, registers have no room for all: those of the last tiles are in shared memory. The bits are
-// those of gemm_sm80_small_m.cu.
+// All SMs get the same number of rows of gate and up, and take all of them at a time, so that they
+// read the activations once. Tokens are on the 64-row side of wgmma: two warpgroups have 64 each,
+// and a lane has gate's and up's sums of the same row. The running totals of the slices need as
+// many registers as the current sums. They don't all fit, so those of the last tiles are in shared
+// memory. Bit-identical to gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
 #include "backend/cuda/gemm/swiglu_bf16_sm90_m65_128.h"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
@@ -12,9 +12,9 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kMost = 7;           // tiles of 16 rows of either in a pass
-constexpr int kTiles = 4 * kMost;  // of 8 rows, gate's and then up's
-constexpr int kKept = 18;          // of which sums are in registers
+constexpr int kMost = 7;           // 16-row tiles of each matrix per pass
+constexpr int kTiles = 4 * kMost;  // 8-row tiles: gate's, then up's
+constexpr int kKept = 18;          // tiles whose totals are in registers
 constexpr int kGateBytes = 2 * kMost * kTokenBytes;
 constexpr int kTokenTiles = 16;
 struct GateStages {
@@ -27,15 +27,15 @@ struct GateStages {
   static constexpr int kRoom = kStages * kStageBytes;
   static constexpr int kBytes = kRoom + (kTiles - kKept) * kConsumers * 16;
   static_assert(kBytes <= kSharedOfSm - 1024);
-  // At the end sums of gate's tiles go through a stage, half of them at a time, and beside them
-  // those of up that are in registers.
+  // In the epilogue, sums of gate's tiles pass through a stage, half of them at a time, together
+  // with up's sums that are in registers.
   static constexpr int kHalf = kTiles / 4, kUpKept = kKept - kTiles / 2;
   static_assert(kUpKept <= kHalf && (kHalf + kUpKept) * kConsumers * 16 <= kStageBytes);
 };
 constexpr int kThreads = kConsumers + kProducerWarps * 32;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// Tiles of 16 rows of gate and of up, each of one panel and the next.
+// 16-row tiles of gate and of up, which may extend into a second panel.
 struct GateTiles {
   const uint8_t *gate, *up;
   int here, beyond;
@@ -63,7 +63,7 @@ struct GateTiles {
   }
 };
 
-// A block's tiles, a pass after the other; passes are as even as can be.
+// A block's tiles, pass by pass; passes are as even as possible.
 struct GatePasses {
   int64_t first;
   int count;
@@ -74,10 +74,10 @@ struct GatePasses {
   }
 };
 
-// Sums of slices, from left to right.
+// Running totals of the slices, added from left to right.
 struct Total {
   float kept[kKept][4];
-  float4* room;  // this thread's
+  float4* room;  // this thread's part
 
   __device__ __forceinline__ void add(const float (&sum)[kTiles][4], bool first) {
 #pragma unroll
@@ -100,7 +100,7 @@ struct Total {
   }
 };
 
-// What a lane ends: pairs of rows of a tile, two tokens.
+// Epilogue of a lane's sums: pairs of rows of a tile, two tokens.
 __device__ __forceinline__ void end_pairs(const ProductArgs& p, float (&v)[4], int64_t row) {
   if (p.bias != nullptr) {
 #pragma unroll
@@ -114,8 +114,8 @@ __device__ __forceinline__ void end_pairs(const ProductArgs& p, float (&v)[4], i
   for (int i = 0; i < 4; ++i) v[i] = __fmul_rn(v[i], p.scale);
 }
 
-// This runs once, and would take its time to be read as a program if it was long: sums go through
-// shared memory, `stage` and what Total has, so that it is a loop.
+// Epilogue of a pass. It runs once, and unrolled code would take long to fetch: sums pass through
+// shared memory (`stage` and Total's), so that it is a loop.
 __device__ __forceinline__ void end_pass(const ProductList& list, const Activations& act,
                                          const Total& total, uint8_t* stage, int64_t tile,
                                          int count) {
@@ -155,7 +155,7 @@ __device__ __forceinline__ void end_pass(const ProductList& list, const Activati
 }
 #endif
 
-// share: tiles of 16 rows of a block. list has gate, and up beside it.
+// share: 16-row tiles per block. The list has gate followed by up.
 __global__ void __launch_bounds__(kThreads, 1)
     gate_kernel(const __grid_constant__ ProductList list, int tokens, int share,
                 const __grid_constant__ Activations act) {
@@ -165,7 +165,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   let_next_start();
   GemmStages<GateStages> ring = start_ring<GateStages>(stages, full, empty, kConsumers / 32);
   const int64_t cols = list.of[0].weight.cols;
-  const int64_t all = (list.of[0].weight.rows + 63) / 64 * 4;  // columns of activations are padded
+  // Columns of the activations are padded.
+  const int64_t all = (list.of[0].weight.rows + 63) / 64 * 4;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * share;
   const GatePasses passes{first, static_cast<int>(min(static_cast<int64_t>(share), all - first))};
   if (warp_index() >= kConsumers / 32) {
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int j = 0; j < kKept; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) total.kept[j][i] = -0.0f;  // adds nothing, not even a sign
+        for (int i = 0; i < 4; ++i) total.kept[j][i] = -0.0f;  // -0 is the identity of addition
       }
       float sum[kTiles][4];
 #pragma unroll 1
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       const int64_t tile = passes.begin(pass);
       const int last = reader.before;
-      sync_consumers();  // the last stage becomes the place of sums
+      sync_consumers();  // the last stage is reused for sums
       end_pass(list, act, total, stages + last * GateStages::kStageBytes, tile,
                static_cast<int>(passes.begin(pass + 1) - tile));
       shared_for_copies();
@@ -213,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// Tiles of 16 rows of gate of a block; list then has gate's blocks.
+// 16-row tiles of gate per block; also sets the list's first_block for gate.
 int share_of(const Context& ctx, ProductList& list) {
   list.count = 1;
   const int64_t rows = list.of[0].weight.rows;

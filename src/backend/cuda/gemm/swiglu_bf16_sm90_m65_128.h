@@ -5,7 +5,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int64_t kPassTiles = 7;  // of 16 rows of gate and of up, in a pass over K
+inline constexpr int64_t kPassTiles = 7;  // 16-row tiles of gate, and of up, per pass over K
 
 inline bool supports_swiglu_bf16_m65_128(const DeviceLimits& limits, const GemmProblem& p) {
   const int share = even_share(limits, only_gate(p, 64));

@@ -3,7 +3,7 @@
 // With few tokens a warp has gate's and up's sums of the same rows, and writes activations in
 // fragment order. With many tokens one warpgroup has gate's sums of 64 rows, another one up's for
 // the same rows and tokens, both in mma's accumulator layout. They exchange halves, so that each
-// thread has both numbers, and the result is written once, as core matrices.
+// thread has both values, and the result is written once, as core matrices.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
@@ -12,8 +12,8 @@
 
 namespace freshet::cuda {
 
-// The activation is a template argument, since a choice per number would cost as much as the GLU
-// itself.
+// The activation is a template argument, since a run-time choice per element would cost as much as
+// the GLU itself.
 inline constexpr int kSilu = 1;
 struct SiluUnit {
   __device__ __forceinline__ float operator()(float gate, float up) const {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void sync_pair() {  // two warpgroups
   asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
-// The operations of finish() for one number.
+// The operations of finish() on the sums of NT tiles.
 template <int NT, class F = BF16>
 __device__ __forceinline__ void end_sums(const ProductArgs& p, float (&sum)[NT][4], int64_t row) {
   if constexpr (F::kUp != 1.0f) {
@@ -66,8 +66,8 @@ __device__ __forceinline__ void end_sums(const ProductArgs& p, float (&sum)[NT][
   }
 }
 
-// A warp's 16 rows by 8 tokens, transposed: adjacent rows of a token side by side, for the first 8
-// rows and for the others.
+// A warp's 16 rows by 8 tokens, transposed: a lane gets adjacent rows of a token, in the first 8
+// rows and in the last 8.
 template <class Unit = SiluUnit>
 __device__ __forceinline__ uint2 gated_pairs(const float (&gate)[4], const float (&up)[4],
                                              const Unit& unit = {}) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ uint2 gated_pairs(const float (&gate)[4], const float
   for (int i = 0; i < 4; ++i) v[i] = unit(gate[i], up[i]);
   return make_uint2(transposed(pack_bf16(v[0], v[1])), transposed(pack_bf16(v[2], v[3])));
 }
-// The same rows and tokens in fragment order; `cols`: of the activations.
+// The same rows and tokens in fragment order; `cols`: columns of the activations.
 __device__ __forceinline__ void put_gated_lanes(const Activations& act, int64_t cols,
                                                 const float (&gate)[4], const float (&up)[4],
                                                 int64_t row_tile, int64_t token_tile) {

@@ -5,9 +5,9 @@
 
 namespace freshet::cuda {
 
-inline constexpr int64_t kFp8GateRows = 128;  // of gate and of up, in a tile
+inline constexpr int64_t kFp8GateRows = 128;  // rows of gate, and of up, per tile
 
-// Whole groups of features, and two thirds of the multiprocessors have work until the end.
+// Whole scale groups of features, and at least two thirds of the SMs have work until the end.
 inline bool supports_swiglu_fp8(const DeviceLimits& limits, const GemmProblem& p) {
   constexpr int64_t kTileTokens = 128;
   const int64_t rows = p.of[0].rows, most = limits.multiprocessors;

@@ -1,11 +1,11 @@
 // Gate and up GEMMs with FP8 weights and a SwiGLU epilogue in E4M3 for at most 64 tokens (Hopper).
 //
-// A block takes 128 features, which share a scale: two of its four warpgroups take a panel of 64
-// rows of gate each, the other two the same rows of up, with weights on the 64-row side of wgmma
-// and a pipeline per warpgroup. K is a single slice (whole_in_k()). Up to 8 tokens are copied once
-// and stay in shared memory; more have a pipeline, too. The weights that fit the pipelines are
-// copied before the previous kernel ends, a few at a time (prefetch_weights.cuh). The bits are
-// those of swiglu_fp8_sm90_m65.cu.
+// A block takes 128 features, which share a scale. Two of its four consumer warpgroups each take a
+// panel of 64 rows of gate, the other two the same rows of up, with weights on the 64-row side of
+// wgmma and one pipeline per warpgroup. K is a single slice (whole_in_k()). Up to 8 tokens, the
+// activations are copied once and stay resident in shared memory; more tokens have a pipeline of
+// their own. The weights that fit the pipelines are copied before the previous kernel ends, a few
+// stages at a time (prefetch_weights.cuh). Results are bit-identical to swiglu_fp8_sm90_m65.cu.
 #include "backend/cuda/gemm/gemm_fp8_sm90_m1_64.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 
@@ -13,17 +13,17 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kGroups = 4, kConsumers = kGroups * 128;
-constexpr int kThreads = kConsumers + 32 * kGroups;  // a warp a pipeline copies
-constexpr int kPanels = kE4M3Cols / kPanelRows;      // of gate, and of up
+constexpr int kThreads = kConsumers + 32 * kGroups;  // one producer warp per pipeline
+constexpr int kPanels = kE4M3Cols / kPanelRows;      // panels of gate, and as many of up
 constexpr int kMostStages = 8;
 
-// Where gate's and up's sums of NT tiles of 8 tokens meet, some at a time. Then codes wait in their
-// place to be written.
+// Staging buffer in which up's sums are handed over to gate's warpgroups, kAtOnce tiles of 8 tokens
+// at a time. The encoded output then reuses the buffer.
 template <int NT>
 struct Meeting {
   static constexpr int kAtOnce = NT < 4 ? NT : 4;
   float4 up[kAtOnce][kPanels][128];
-  float most[kPanels * 4][NT * kTokenTile];  // of each warp's features
+  float most[kPanels * 4][NT * kTokenTile];  // largest magnitude of each warp's features
   __device__ __forceinline__ uint8_t* codes() { return reinterpret_cast<uint8_t*>(up); }
 };
 static_assert(sizeof(Meeting<8>::up) >= 8 * kE4M3TileBytes);
@@ -31,7 +31,8 @@ static_assert(sizeof(Meeting<8>::up) >= 8 * kE4M3TileBytes);
 int own_bytes(int64_t cols) {
   return most_steps(cols, 1) * kE4M3TileBytes;
 }
-// What stays besides the pipelines: where sums meet, and what comes near, and tokens.
+// Shared memory besides the pipelines: staging buffer, scratch for prefetches and resident
+// activations.
 int rest_bytes(int64_t cols) {
   return static_cast<int>(sizeof(Meeting<1>)) + kNearBytes + own_bytes(cols);
 }
@@ -40,11 +41,12 @@ int stages_for(int64_t cols) {
   return fit < kMostStages ? fit : kMostStages;
 }
 
-// More than 8 tokens: the pipelines of panels, and that of tokens, which has a warp, too.
+// More than 8 tokens: a pipeline of panels per warpgroup, and one pipeline of activations with its
+// own producer warp.
 template <int NT>
 struct Some {
   static constexpr int kThreads = kConsumers + 32 * (kGroups + 1);
-  // Leaves registers for a norm's block: as if this one had this many threads.
+  // Leaves registers for a norm's block: the bound is set as if this block had this many threads.
   static constexpr int kBoundThreads = NT <= 4 ? 896 : kThreads;
   static constexpr int kTokenBytes = NT * kE4M3TileBytes, kStages = 5;
   static constexpr int kRoom =
@@ -59,19 +61,20 @@ struct Some {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 using Panels = PanelRing<kPanelBytes>;
 
-// Asks for a pipeline's panels of all tiles, a thread of it; after the n-th, asked(n).
+// Producer of one pipeline (one thread): copies the panels of all tiles; calls asked(n) before step
+// n.
 template <class Asked>
 __device__ __forceinline__ void copy_panels(Panels ring, const ProductList& list, const Tour& tour,
                                             int group, const volatile int& ended,
                                             const Asked& asked) {
-  // (One, so that it is no loss that the first one's scales wait for what is looked up.)
+  // (Only one panel is in flight, so waiting for the lookup of its scales costs nothing.)
   constexpr int kInFlight = (kFp8AheadBytes / kGroups + kPanelBytes - 1) / kPanelBytes;
   const ProductArgs& p = list.of[group / kPanels];
   const int steps = most_steps(p.weight.cols, 1);
   const auto look_up = [&](int tile) {
     return scaled(p.weight, static_cast<int64_t>(tile) * kPanels + group % kPanels);
   };
-  int issued = 0;  // in all
+  int issued = 0;  // K steps, over all tiles
   int how = look_up(tour.first);
   for (int tile = tour.first; tile < tour.tiles; tile += tour.step) {
     const uint8_t* from = panel_at(p.weight, tile * kPanels + group % kPanels, 0);
@@ -89,8 +92,8 @@ __device__ __forceinline__ void copy_panels(Panels ring, const ProductList& list
   }
 }
 
-// With up to 8 tokens each pipeline's thread copies its share of these, too: once the previous
-// kernel has ended, and before more is asked for.
+// Producer for up to 8 tokens: each pipeline's thread also copies its share of the activations,
+// once the previous kernel has ended and before it requests more weights.
 __device__ __forceinline__ void produce(const Panels& ring, const ProductList& list,
                                         const Tour& tour, int group, uint8_t* own, uint64_t* here,
                                         Near near, const volatile int& ended) {
@@ -118,15 +121,15 @@ __device__ __forceinline__ void produce(const Panels& ring, const ProductList& l
 
 constexpr uint32_t kStagePlaces = kPanelBytes >> 4, kTilePlaces = kE4M3TileBytes >> 4;
 
-// The pages of tokens and of what is written.
+// Looks up the pages (TLB) of the activations and of the output.
 __device__ __forceinline__ void look_up_pages(const ProductArgs& p, const Activations& act,
                                               const Tour& tour) {
   if (threadIdx.x == 0) look_up_page(act.data + tour.first * act.core_tiles * kE4M3TileBytes);
   if (threadIdx.x == 1) look_up_page(p.act);
 }
 
-// Scales of a lane's rows of a panel where each has one, which its sums are multiplied by: loaded
-// before these, for at the end they would be waited for.
+// Row scales of a lane's two rows if the panel has one scale per row: loaded before the K loop,
+// since the epilogue would wait for them.
 __device__ __forceinline__ float2 whole_scales(const ProductArgs& p, int64_t panel, int how) {
   if (how != FP8Panels::kOfRows) return make_float2(1.0f, 1.0f);
   const int64_t row = panel * kPanelRows + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -139,7 +142,7 @@ __device__ __forceinline__ float2 whole_scales(const ProductArgs& p, int64_t pan
   return make_float2(times(0), times(8));
 }
 
-// A panel's sums as products give them.
+// Turns a panel's sums into the output of a GEMM: times the row scales, then bias and so on.
 template <int NT>
 __device__ __forceinline__ void end_panel(float (&sum)[NT][4], const ProductArgs& p, int64_t panel,
                                           const float2& scales) {
@@ -151,13 +154,13 @@ __device__ __forceinline__ void end_panel(float (&sum)[NT][4], const ProductArgs
   end_sums<NT>(p, sum, panel * kPanelRows + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
 }
 
-// The sums of a warpgroup's panel and of tokens that stay.
+// Sums of a warpgroup's panel, with resident activations.
 __device__ __forceinline__ void sum_panel(float (&sum)[1][4], Panels& ring, const ProductArgs& p,
                                           int how, const uint8_t* own, uint64_t* here, bool first) {
   const uint32_t ring_at = kept_place(ring.stages), own_at = kept_place(own);
   const int steps = most_steps(p.weight.cols, 1), lane = static_cast<int>(threadIdx.x % 32);
   clear(sum);
-  int share = 0;  // of the tokens
+  int share = 0;  // next part of the activations to wait for
   for (int n = 0; n < steps; ++n, ring.next()) {
     for (; first && share < kGroups && steps * share / kGroups <= n; ++share) {
       barrier_wait(&here[share], 0);
@@ -176,7 +179,7 @@ __device__ __forceinline__ void sum_panel(float (&sum)[1][4], Panels& ring, cons
 template <int NT>
 using Tokens = PanelRing<NT * kE4M3TileBytes>;
 
-// The same with a pipeline of tokens.
+// The same with a pipeline of activations.
 template <int NT>
 __device__ __forceinline__ void sum_panel(float (&sum)[NT][4], Panels& ring, Tokens<NT>& tokens,
                                           const ProductArgs& p, int how) {
@@ -203,7 +206,7 @@ __device__ __forceinline__ void sync_gates() {
   asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
-// Gate's sums of some tiles of tokens become the outputs of SwiGLU, or zeros.
+// Replaces gate's sums of some token tiles by SwiGLU outputs; zeros beyond the last token.
 template <int NT, int kFirst>
 __device__ __forceinline__ void take_units(float (&v)[NT][4], const Meeting<NT>& m, int panel,
                                            int64_t tokens) {
@@ -221,7 +224,7 @@ __device__ __forceinline__ void take_units(float (&v)[NT][4], const Meeting<NT>&
   }
 }
 
-// Gate's warpgroups: their units of 128 features, as put_e4m3() does with the same.
+// Gate's warpgroups encode their outputs of 128 features as E4M3; bit-identical to put_e4m3().
 template <int NT>
 __device__ __forceinline__ void put_features(Meeting<NT>& m, const Activations& act,
                                              const float (&v)[NT][4], int64_t tile, int panel) {
@@ -262,16 +265,16 @@ __device__ __forceinline__ void put_features(Meeting<NT>& m, const Activations& 
   }
   sync_gates();
   const int bytes =
-      static_cast<int>(act.core_tiles) * kE4M3TileBytes;  // of a step: NT tiles at most
+      static_cast<int>(act.core_tiles) * kE4M3TileBytes;  // per K step; at most NT tiles
   for (int at = (panel * 128 + thread) * 16; at < bytes; at += kPanels * 128 * 16) {
     *reinterpret_cast<uint4*>(act.data + tile * bytes + at) =
         *reinterpret_cast<const uint4*>(m.codes() + at);
   }
 }
 
-// The end of a tile: up's warpgroups hand their sums over, gate's make units of both and write
-// them. What waits for the place of the sums to be free does so between tiles only if there are
-// `more`.
+// Epilogue of a tile: up's warpgroups hand over their sums; gate's warpgroups compute SwiGLU and
+// write the result. Up's warpgroups wait for the buffer to be free again only if there are `more`
+// tiles.
 template <int NT>
 __device__ __forceinline__ void meet(Meeting<NT>& m, const Activations& act, float (&sum)[NT][4],
                                      int matrix, int panel, int64_t tile, int64_t tokens,
@@ -310,7 +313,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kGroups][kMostStages], empty[kGroups][kMostStages];
   __shared__ uint64_t here[kGroups], near[kGroups];
-  __shared__ volatile int ended;  // the previous kernel
+  __shared__ volatile int ended;  // set once the previous kernel has ended
   let_next_start();
   if (threadIdx.x == kConsumers) {
     ended = 0;
@@ -368,7 +371,7 @@ __global__ void __launch_bounds__(Some<NT>::kBoundThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kGroups][S::kStages], empty[kGroups][S::kStages];
   __shared__ uint64_t tokens_full[S::kTokenStages], tokens_empty[S::kTokenStages];
-  __shared__ volatile int ended;  // the previous kernel
+  __shared__ volatile int ended;  // set once the previous kernel has ended
   let_next_start();
   if (threadIdx.x == kConsumers) {
     ended = 0;

@@ -4,8 +4,8 @@
 // A tile has 128 rows of gate and the same rows of up, so that a lane has both sums of its
 // features, and four lanes have all features that share a scale. A warpgroup multiplies its 64
 // tokens by gate's rows, then by up's: accumulators take 128 registers per thread, and sums of 128
-// columns another 64. This leaves room only for weights whose K is a single slice. The bits are
-// those of gemm_fp8_sm90_m1_64.cu, of glu() and of put_e4m3().
+// columns another 64. This leaves registers only for weights whose K is a single slice.
+// Bit-identical to gemm_fp8_sm90_m1_64.cu, then glu() and put_e4m3().
 #include <algorithm>
 
 #include "backend/cuda/gemm/gemm_fp8_sm90_m65.cuh"
@@ -15,24 +15,25 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kTiles = 16;  // of 8 rows, of gate and of up
+constexpr int kTiles = 16;  // 8-row tiles of gate, and of up
 constexpr int kGateRows = kTiles * kTokenTile;
 constexpr int G = 2;  // warpgroups of 64 tokens each
 using Fp8GateShape = Fp8Shape<G, 2 * kTiles>;
-using Fp8GateSums = float[2][kTiles][4];  // of gate, of up
+using Fp8GateSums = float[2][kTiles][4];  // gate's, up's
 
-// Pair tiles that a cluster takes in turn, and then halves of pair tiles, one a cluster at most: a
-// block takes 64 tokens of such, and each of its warpgroups half of the features.
+// A cluster first takes tiles (for a pair of blocks) in turn, and then at most one half tile, in
+// which a block takes 64 tokens and each of its warpgroups half of the features.
 struct HalvedTiles {
-  int first, count;  // the pair tile that is cut first, and how many halves there are
+  int first, count;  // the first tile that is halved, and the number of halves
 };
-constexpr int kMostTurns = 12;  // in which half a turn is worth a kernel that is a little slower
+// Up to this many turns, saving half a turn is worth a slightly slower kernel.
+constexpr int kMostTurns = 12;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr int kPanels = kGateRows / kPanelRows;
-constexpr int kScaleBytes = kPanelBytes - kPanelCodes;  // of a panel's step
+constexpr int kScaleBytes = kPanelBytes - kPanelCodes;  // per K step of a panel
 
-// A thread of each producer.
+// One thread of each producer warp.
 __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, int64_t tokens,
                                         const Tour& tour, int producer) {
   const WeightView &gate = list.of[0].weight, &up = list.of[1].weight;
@@ -68,7 +69,7 @@ __device__ __forceinline__ ProductTile half_tile(const ProductList& list, int64_
   return tile;
 }
 
-// The same of a pair of blocks, of which one asks for gate's rows and the other for up's.
+// The same for a pair of blocks: one copies gate's rows and the other up's.
 template <bool kHalves>
 __device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* facts,
                                              const ProductList& list, int64_t tokens,
@@ -79,7 +80,7 @@ __device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* fact
   const int steps = steps_of(gate);
   const int64_t of_panel = int64_t{steps} * kPanelBytes;
   auto asking = fp8_asking<kPanels>(ring, producer);
-  // Gate's panels and then up's, or of a half tile each of gate's and then the same of up's.
+  // Gate's panels, then up's; for a half tile, half of gate's panels and the same half of up's.
   const auto ask = [&](const ProductTile& tile, int most, int at, int apart) {
     const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), most), 0);
     const auto token_bytes = static_cast<uint32_t>(left * kE4M3TileBytes);
@@ -147,7 +148,7 @@ __device__ __forceinline__ void sum_up(Fp8Reader& ring, Fp8GateSums& sum, int st
     ring.release(ring.at.stage);
     ring.next();
   }
-  // Out of the loop: code that steps jump over costs them, too.
+  // Outside the loop: even code that is jumped over would slow it down.
   if constexpr (kHow != Fp8Scaled::kSteps) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) fp8_scale<kTiles>(sum[h], scales_of_half(h), of_half(h));
@@ -156,8 +157,9 @@ __device__ __forceinline__ void sum_up(Fp8Reader& ring, Fp8GateSums& sum, int st
   ring.next();
 }
 
-// Turns of a tile's end. What runs once is fetched from L2 or memory first, and that took longer
-// than to run it: so a turn takes the first few tiles, and the others move up.
+// The epilogue of a tile is a loop over tiles. Unrolled code that runs once would take longer to
+// fetch from L2 or memory than to run, so each turn takes the first few tiles, and the others move
+// up.
 constexpr int kAtOnce = 8;
 template <int N>
 __device__ __forceinline__ void move_up(float (&v)[N][4]) {
@@ -168,7 +170,8 @@ __device__ __forceinline__ void move_up(float (&v)[N][4]) {
   }
 }
 
-// Gate's sums become the outputs of SwiGLU; the largest of a lane's two tokens.
+// Replaces gate's sums by SwiGLU outputs; returns the largest magnitude for each of a lane's two
+// tokens.
 template <bool kBias, int N>
 __device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][4],
                                             const ProductList& list, int64_t first) {
@@ -208,7 +211,7 @@ __device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][
   }
   return make_float2(most[0], most[1]);
 }
-// (Without a bias it does not jump.)
+// (The version without bias has no branch.)
 template <int N>
 __device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][4],
                                             const ProductList& list, int64_t first) {
@@ -218,9 +221,9 @@ __device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][
   return gate_sums<true>(gate, up, list, first);
 }
 
-// 8 N of the 128 features of a lane's two tokens, from tile `first` of 8 on, as put_e4m3() does
-// with the same numbers; `at` is the warp's first tile of tokens. share(the largest of either
-// token) makes it that of all 128.
+// Encodes 8 N of the 128 features of a lane's two tokens, from tile `first` of 8 on, bit-identical
+// to put_e4m3(); `at` is the warp's first token tile. share() turns the largest magnitude of these
+// features into that of all 128.
 template <int N, class Share>
 __device__ __forceinline__ void put_tile(const Activations& act, float (&v)[N][4], float2 most,
                                          int64_t unit, int first, int64_t at, int64_t tokens,
@@ -229,7 +232,7 @@ __device__ __forceinline__ void put_tile(const Activations& act, float (&v)[N][4
   uint8_t* const to = act.data + (unit * act.core_tiles + at) * kE4M3TileBytes;
   uint8_t* codes = to + first * 64 + lane / 4 * 16 + odd * 8 + lane % 4 / 2 * 4;
   float up[2];
-  uint32_t real[2];  // all bits or none
+  uint32_t real[2];  // all bits set, or none
   bool there[2];
   share(most);
 #pragma unroll
@@ -245,7 +248,7 @@ __device__ __forceinline__ void put_tile(const Activations& act, float (&v)[N][4
           scale.down;
     }
   }
-  // Of 16 features, the first of two lanes writes four of the first eight.
+  // Among 16 features, the first of two lanes writes four of the first eight.
   const uint32_t halves = odd != 0 ? 0x1054 : 0x5410;
 #pragma unroll 1
   for (int turn = 0; turn < N / kAtOnce; ++turn, codes += kAtOnce / 2 * 128) {
@@ -268,7 +271,7 @@ __device__ __forceinline__ void put_tile(const Activations& act, float (&v)[N][4
   }
 }
 
-// A tile's end.
+// Epilogue of a tile.
 __device__ __forceinline__ void end_tile(Fp8GateSums& sum, const ProductList& list,
                                          const ProductTile& tile, int64_t tokens,
                                          const Activations& act) {
@@ -277,8 +280,8 @@ __device__ __forceinline__ void end_tile(Fp8GateSums& sum, const ProductList& li
            [](float2&) {});
 }
 
-// The last tile of a block is half of one: both warpgroups take the same tokens, and half of the
-// features each. `most`: two numbers a token.
+// The last tile of a block is half a tile: both warpgroups take the same tokens, and half of the
+// features each. `most`: two floats per token.
 __device__ __forceinline__ void take_half(const Fp8Reader& of, const Fp8Facts* told,
                                           const ProductList& list, int64_t tokens,
                                           const Activations& act, float* most) {
@@ -287,7 +290,7 @@ __device__ __forceinline__ void take_half(const Fp8Reader& of, const Fp8Facts* t
   Fp8Reader ring = of;
   ring.wait_full();
   const Fp8Facts facts = facts_at(told, ring);
-  if (half != 0) {  // the first one's tokens, and the rows behind its own
+  if (half != 0) {  // the first warpgroup's tokens, and the rows after its own
     ring.stages -= kTokens * kE4M3TileBytes;
     ring.tokens_at -= kTokens * kE4M3TileBytes >> 4;
     ring.rows_at += kTiles * kTileCodes >> 4;
@@ -324,7 +327,7 @@ __device__ __forceinline__ void take_half(const Fp8Reader& of, const Fp8Facts* t
            });
 }
 
-// The warpgroups that multiply.
+// Consumer warpgroups.
 __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list, int64_t tokens,
                                      const Tour& tour, const Activations& act) {
   Fp8Reader ring = fp8_reader(of, 2 * kTiles);
@@ -352,7 +355,7 @@ __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list,
   }
 }
 
-// Those of a pair of blocks.
+// Consumer warpgroups of a pair of blocks.
 template <bool kHalves>
 __device__ __forceinline__ void walk_pair(const Fp8Ring& of, const Fp8Facts* told,
                                           const ProductList& list, int64_t tokens, const Tour& tour,
@@ -374,7 +377,7 @@ __device__ __forceinline__ void walk_pair(const Fp8Ring& of, const Fp8Facts* tol
 }
 #endif
 
-// kPair: two blocks of a cluster share the rows; kHalves: the last of their tiles may be halves.
+// kPair: a cluster of two blocks shares the rows; kHalves: its last tile may be half a tile.
 template <bool kPair, bool kHalves>
 __global__ void __launch_bounds__(Fp8GateShape::kThreads, 1)
     gated_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles,
@@ -436,12 +439,12 @@ int run_fp8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t to
                   const Activations& act) {
   static_assert(kGateRows == kFp8GateRows);
   ProductList list = with_blocks(gate_and_up, kGateRows);
-  list.count = 1;  // up's rows stand beside gate's
+  list.count = 1;  // up has the same rows, and isn't counted
   const int64_t rows = list.of[0].weight.rows;
   const auto tiles = static_cast<int>(tiles_of(rows, tokens));
   if (tokens <= 128) return launch_gated<false, false>(ctx, list, tokens, act, {tiles, 0});
   const auto pairs = static_cast<int>(tiles_of(rows, ceil_div(tokens, 2)));
-  // Tiles of a last turn that would leave half of the clusters without any are cut in two.
+  // Tiles of a last turn in which at least half of the clusters would be idle are cut in two.
   const int clusters = ctx.multiprocessors / 2, left = pairs % clusters;
   if (left == 0 || left * 2 > clusters || pairs > kMostTurns * clusters) {
     return launch_gated<true, false>(ctx, list, tokens, act, {pairs, 0});

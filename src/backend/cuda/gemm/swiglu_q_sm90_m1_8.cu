@@ -1,12 +1,12 @@
-// Gate and up GEMMs of quantised weights with up to eight tokens on Hopper, which end in SwiGLU;
-// and GEMMs of many rows. For 2,048 columns and more.
+// Gate and up GEMMs with quantised weights and a SwiGLU epilogue for up to eight tokens (Hopper);
+// also single GEMMs with many rows. Needs 2,048 columns or more.
 //
-// Latency, not bandwidth, limits these GEMMs with 16 warps per SM, so each SM runs two blocks of 16
-// warps: eight for the split-K slices of gate's tile of 16 rows and eight for those of up's, or for
-// two tiles of one GEMM. Blocks are persistent; each warp has a pipeline of two stages of its own.
-// K is cut into slices by the number of columns alone. Slices of the usual sizes (UsualLeaves) are
-// unrolled, others are walked in stages of two to four pieces. Slices are added from left to right;
-// the bits are those of gemm_sm80_small_m.cu.
+// With 16 warps per SM these GEMMs are limited by latency, not bandwidth, so each SM runs two
+// blocks of 16 warps: eight for the split-K slices of gate's tile of 16 rows and eight for those of
+// up's, or for two tiles of one GEMM. Blocks are persistent; each warp has its own pipeline of two
+// stages. K is cut into slices by the number of columns alone. Slices of the usual sizes
+// (UsualLeaves) are unrolled; others take a loop of stages of two to four pieces. Slices are added
+// from left to right; bit-identical to gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/gemm_q_sm90_m1_8_epilogue.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
@@ -18,17 +18,17 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kAllWarps = 2 * kWarps;
-constexpr int kBeside = 18 * 1024;  // of a block's shared memory: sums, barriers, its own
+constexpr int kBeside = 18 * 1024;  // shared memory besides the pipelines: sums, barriers, static
 
-// kLeaf: pieces of a slice of K, which has two stages; the first is the longer one. Or those of
-// stages that slices of any size have.
+// kLeaf: pieces of a split-K slice, which has two stages, the first of which is the longer one; for
+// slices of any size, pieces of two stages.
 template <class F, int kLeaf = 2 * kStagePieces>
 struct Gate {
-  static constexpr int kPieces = F::kUnit / 64;    // of a unit
-  static constexpr int kAtOnce = (kLeaf + 1) / 2;  // of a stage
+  static constexpr int kPieces = F::kUnit / 64;    // per unit
+  static constexpr int kAtOnce = (kLeaf + 1) / 2;  // per stage
   static constexpr int kStageBytes = kAtOnce / kPieces * F::kTileBytes;
   static constexpr int64_t kLeafBytes = kLeaf / kPieces * F::kTileBytes;
-  static constexpr int64_t kRowBytes = kWarps * kLeafBytes;  // of a tile
+  static constexpr int64_t kRowBytes = kWarps * kLeafBytes;  // per tile
   static constexpr int kStages = 2;
   static constexpr int kBytes = kAllWarps * kStages * kStageBytes;
   static constexpr int kAhead = kAheadBytes / 2 / kStageBytes;  // stages in flight
@@ -37,7 +37,7 @@ struct Gate {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// The epilogue of a round's two tiles; each round another warp adds up the slices.
+// The epilogue of a round's two tiles; in each round another warp adds up the slices.
 template <class F, bool kGated>
 __device__ __forceinline__ void end_tiles(const ProductList& list, const Activations& gated,
                                           const float4 (&shared)[2][kWarps][32], int tile,
@@ -66,11 +66,11 @@ __device__ __forceinline__ void end_tiles(const ProductList& list, const Activat
 #endif
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A warp's pipeline among those of all warps, as in gemm_q_sm90_m1_8_long_k.cu.
+// A warp's pipeline, interleaved with those of all warps as in gemm_q_sm90_m1_8_long_k.cu.
 using GatePipeline = PipelineOf<uint64_t*, kAllWarps>;
 #endif
 
-// kGated: gate's and up's tiles, which have a SwiGLU epilogue; or else pairs of tiles of a product.
+// kGated: tiles of gate and up with a SwiGLU epilogue; otherwise pairs of tiles of one GEMM.
 template <class F, bool kGated, int kLeaf>
 __global__ void __launch_bounds__(kAllWarps * 32, 2)
     gate_kernel(const __grid_constant__ ProductList list, Activations gated, int64_t tokens,
@@ -80,10 +80,11 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[R::kStages][kAllWarps];
   __shared__ float4 sums[2][2][kWarps][32];
-  __shared__ volatile int ended;  // the previous kernel
+  __shared__ volatile int ended;  // set once the previous kernel has ended
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int leaf = warp % kWarps, up = warp / kWarps;  // or the second of the pair
+  // Up: 1 for up's tile, or for the second of the pair.
+  const int leaf = warp % kWarps, up = warp / kWarps;
   if (threadIdx.x < R::kStages * kAllWarps) {
     barrier_init(&full[0][threadIdx.x], 1);
     if (threadIdx.x == 0) ended = 0;
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
     copy_weights(ring + stage * R::kStageBytes, from + stage * R::kStageBytes, bytes,
                  pipe.filled(stage));
   };
-  // Warp 0, which waits for the previous kernel, does not wait for any other's copies.
+  // Warp 0, which waits for the previous kernel, doesn't wait for other warps' copies.
   if (lane == 0) {
 #pragma unroll 1
     for (int s = 0; s < R::kStages; ++s) {
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
       ask(s);
     }
   }
-  // Lanes of tokens that are not there read another's.
+  // Lanes of tokens beyond the last read another token.
   TokenPair b;
   b.act = known(reinterpret_cast<const uint4*>(list.of[0].act) + leaf * kLeaf * 64 +
                 (lane / 4 < tokens ? lane : lane % 4));
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
       pipe.wait({stage, round & 1});
 #pragma unroll
       for (int i = 0; i < R::kAtOnce; ++i) {
-        const int n = stage * R::kAtOnce + i;  // of the slice
+        const int n = stage * R::kAtOnce + i;  // within the slice
         if (n >= kLeaf) break;
         Piece piece;
         uint4 a[4];
@@ -153,15 +154,15 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
 #endif
 }
 
-// What a warp asks for next.
+// The next copy of a warp.
 struct Asking {
   const uint8_t* from;
-  int64_t step;  // from the end of a tile's slice to the next tile's
+  int64_t step;  // stride from the end of a tile's slice to the next tile's
   int stage, tile;
 };
 
 // The same for any number of columns. A warp requests the stages of its slice in the order in which
-// it takes them, from tile to tile.
+// it consumes them, across tiles.
 template <class F, bool kGated>
 __global__ void __launch_bounds__(kAllWarps * 32, 2)
     any_gate_kernel(const __grid_constant__ ProductList list, Activations gated, int64_t tokens,
@@ -172,10 +173,11 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
   __shared__ uint64_t full[R::kStages][kAllWarps];
   __shared__ float4 sums[2][2][kWarps][32];
   __shared__ Asking all_asking[kAllWarps];
-  __shared__ volatile int ended;  // the previous kernel
+  __shared__ volatile int ended;  // set once the previous kernel has ended
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int leaf = warp % kWarps, up = warp / kWarps;  // or the second of the pair
+  // Up: 1 for up's tile, or for the second of the pair.
+  const int leaf = warp % kWarps, up = warp / kWarps;
   if (threadIdx.x < R::kStages * kAllWarps) {
     barrier_init(&full[0][threadIdx.x], 1);
     if (threadIdx.x == 0) ended = 0;
@@ -187,7 +189,7 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
   const LeafWalk<F> walk(w.cols, leaf);
   const GatePipeline pipe{&full[0][warp]};
   const auto place = [&](int slot) { return rings + (warp * R::kStages + slot) * R::kStageBytes; };
-  // In shared memory, since only the first lane uses it, once a stage: registers are scarce.
+  // In shared memory, since only the first lane uses it, once per stage, and registers are scarce.
   Asking& asking = all_asking[warp];
   const auto ask = [&](int slot) {
     if (asking.tile >= tiles) return;
@@ -200,7 +202,7 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
     asking.from += asking.step;
     asking.tile += blocks;
   };
-  // Warp 0, which waits for the previous kernel, does not wait for any other's copies.
+  // Warp 0, which waits for the previous kernel, doesn't wait for other warps' copies.
   if (lane == 0) {
     const int64_t leaf_at = static_cast<int64_t>(walk.first) * F::kTileBytes;
     asking = {w.data + tile_at<F>(kGated ? first : 2 * first + up, w.cols) + leaf_at,
@@ -214,7 +216,7 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
       ask(s);
     }
   }
-  // Lanes of tokens that are not there read another's.
+  // Lanes of tokens beyond the last read another token.
   TokenPair b;
   b.act = known(reinterpret_cast<const uint4*>(list.of[0].act) + walk.first * R::kPieces * 64 +
                 (lane / 4 < tokens ? lane : lane % 4));

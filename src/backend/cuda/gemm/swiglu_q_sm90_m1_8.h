@@ -5,7 +5,7 @@
 
 namespace freshet::cuda {
 
-// prefetch_next_gemm.cu asks, too.
+// Also used by prefetch_next_gemm.cu.
 inline bool swiglu_large_n_takes(const DeviceLimits& limits, int64_t rows, int64_t cols) {
   return leaves(cols) == kKSlices && rows % 16 == 0 && rows >= 2 * 16 * limits.multiprocessors;
 }

@@ -1,19 +1,19 @@
 // wgmma.m64nNk16 in BF16 and F16 with F32 sums. Operands in shared memory are core matrices of 8 by
-// 8 numbers, 128 bytes each. Bit-identical to mma.m16n8k16 for the same order of K.
+// 8 elements, 128 bytes each. Bit-identical to mma.m16n8k16 for the same order of K.
 #pragma once
 
 #include "backend/cuda/runtime/common.cuh"
 
 namespace freshet::cuda {
 
-// The address of an operand, and the distances in bytes between core matrices adjacent in K and in
-// rows.
+// Matrix descriptor of an operand: its address, and the byte distances between core matrices that
+// are adjacent in K and in rows.
 __device__ __forceinline__ uint64_t operand_at(const void* shared, uint64_t next_in_k,
                                                uint64_t next_rows) {
   // In a cluster the upper bits of an address hold the block's rank.
   return (shared_address(shared) >> 4 & 0x3fff) | next_in_k >> 4 << 16 | next_rows >> 4 << 32;
 }
-// Consecutive tiles of 8 rows by 64 columns.
+// Descriptor of consecutive tiles of 8 rows by 64 columns.
 __device__ __forceinline__ uint64_t operand_at(const void* shared) {
   return operand_at(shared, 128, 1024);
 }
@@ -67,7 +67,7 @@ __device__ __forceinline__ void pin(float (&v)[N][4]) {
                                "%106, %107, %108, %109, %110, %111"
 #define FRESHET_R32 FRESHET_R28 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, " \
                                "%122, %123, %124, %125, %126, %127"
-// d = a b, or d += a b if `adds`, for some tiles of b's columns; d[j] has mma's accumulator layout.
+// d = a b, or d += a b if `adds`, for `tiles` column tiles of b; d[j] has mma's accumulator layout.
 #define FRESHET_WGMMA(name, type, tiles, n, a_and_b, add) \
   __device__ __forceinline__ void name(float (&d)[tiles][4], uint64_t a, uint64_t b, int adds) { \
     asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " add ", 0;\n" \

@@ -1,5 +1,6 @@
-// wgmma.m64nNk16 in BF16 with the 64-row operand in registers, where it was decoded: each warp of
-// the warpgroup holds 16 rows in mma.m16n8k16's layout. The other operand is as in wgmma_bf16.cuh.
+// wgmma.m64nNk16 in BF16 with the 64-row operand in registers, where it was dequantised: each warp
+// of the warpgroup holds 16 rows in mma.m16n8k16's layout. The other operand is as in
+// wgmma_bf16.cuh.
 #pragma once
 
 #include "backend/cuda/mma/wgmma_bf16.cuh"
@@ -23,8 +24,7 @@ namespace freshet::cuda {
 #define FRESHET_R2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define FRESHET_R3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// d = a b, or d += a b if `adds`, for 4, 8 or 16 tiles of tokens; d[j] has mma's accumulator
-// layout.
+// d = a b, or d += a b if `adds`, for 4, 8 or 16 token tiles; d[j] has mma's accumulator layout.
 __device__ __forceinline__ void wgmma(float (&d)[4][4], const uint4& a, uint64_t b, int adds) {
   FRESHET_WGMMA("32", FRESHET_R0, "%16, %17, %18, %19", "%20", "%21", FRESHET_SUMS4(0));
 }

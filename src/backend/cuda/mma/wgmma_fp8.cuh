@@ -25,7 +25,7 @@ namespace freshet::cuda {
                                "%44, %45, %46, %47"
 #define FRESHET_N14 FRESHET_N12 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define FRESHET_N16 FRESHET_N14 ", %56, %57, %58, %59, %60, %61, %62, %63"
-// d = a b, or d += a b if `adds`, for some tiles of b; d[j] has mma's accumulator layout.
+// d = a b, or d += a b if `adds`, for `tiles` tiles of b; d[j] has mma's accumulator layout.
 #define FRESHET_WGMMA8(tiles, n, a_and_b, add) \
   __device__ __forceinline__ void wgmma8(float (&d)[tiles][4], uint64_t a, uint64_t b, int adds) { \
     asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " add ", 0;\n" \

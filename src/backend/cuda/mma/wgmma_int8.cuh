@@ -27,7 +27,7 @@ namespace freshet::cuda {
                     "%105, %106, %107, %108, %109, %110, %111"
 #define FRESHET_M32 FRESHET_M28 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, " \
                     "%122, %123, %124, %125, %126, %127"
-// d = a b, or d += a b if `adds`, for some tiles of b; d[j] has mma's accumulator layout.
+// d = a b, or d += a b if `adds`, for `tiles` tiles of b; d[j] has mma's accumulator layout.
 #define FRESHET_WGMMA_INT8(tiles, n, a_and_b, add) \
   __device__ __forceinline__ void wgmma_int8(int (&d)[tiles][4], uint64_t a, uint64_t b, \
                                              int adds) { \

@@ -8,12 +8,12 @@ namespace freshet::cuda {
 inline constexpr int kManySlot = 192;  // tokens per slot if BF16 experts have many
 inline constexpr int kWideSlot = 128;  // the same for other formats
 
-// Whether experts() stores the outputs of experts in BF16; otherwise in F32.
+// Whether experts() stores the experts' outputs in BF16 rather than F32.
 inline bool given_bf16(Code code, int slot_tokens) {
   return slot_tokens == (code == Code::kBF16 ? kManySlot : kWideSlot);
 }
 
-// moe_gather.cu: x by place as core matrices, the layout that experts' GEMMs read. With slots of
+// moe_gather.cu: x by place as core matrices, the layout that expert GEMMs read. With slots of
 // kManySlot the layout is [64 columns][place][16 bytes], and the i-th 16 bytes of place p are at i
 // ^ (p % 8).
 int gather_places(const Context& ctx, const ExpertsArgs& e);
@@ -29,7 +29,7 @@ int run_experts_down(const Context& ctx, const ExpertsArgs& e);
 // moe_bf16_sm90_large_m.cu: gate, up and down in BF16, with slots of kManySlot.
 int run_many_experts(const Context& ctx, const ExpertsArgs& e);
 
-// moe_down_sm90_m1_8.cu: down for few tokens, and the weighted sums.
+// moe_down_sm90_m1_8.cu: down for few tokens, and the weighted sums of the experts' outputs.
 int run_few_down(const Context& ctx, const FewExpertsArgs& e);
 
 }  // namespace freshet::cuda

@@ -1,11 +1,11 @@
-// Experts in BF16 with many tokens each on Hopper: gate and up, which have a SwiGLU epilogue, and
-// down, each a walk of blocks over (slot, rows).
+// Experts in BF16 with many tokens each (Hopper): two kernels with persistent blocks, gate and up
+// with a SwiGLU epilogue, and down. Each loops over (slot, row block) items.
 //
-// Here tokens are wgmma's 64-row side and weights the other. So a thread has gate and up of the
-// same features, and writes what becomes of them from its registers, runs of 128 bytes a warp:
-// nothing is exchanged, the three warpgroups of a block never meet, and one ends its tile while the
-// others multiply. A warpgroup whose tokens are nobody's only lets the stages pass. K is cut and
-// added up as in gemm_sm80_small_m.cu.
+// Tokens are on the 64-row side of wgmma and weights on the other. So a thread has gate and up of
+// the same features, and writes the SwiGLU outputs from its registers, in runs of 128 bytes per
+// warp. Nothing is exchanged: the three consumer warpgroups of a block never synchronise, and one
+// runs its epilogue while the others multiply. A warpgroup without tokens only releases the stages.
+// K is cut and summed as in gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
 #include "backend/cuda/gemm/glu_activation.cuh"
 #include "backend/cuda/moe/moe.h"
@@ -14,15 +14,15 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kGroups = kManySlot / 64;         // warpgroups that multiply
-constexpr int kReaders = kGroups * 128;         // their threads
-constexpr int kThreads = kReaders + 128;        // registers change hands between whole warpgroups
-constexpr int kTiles = 16;                      // of 8 rows of weights
-constexpr int kGroupBytes = 8 * kTokenBytes;    // of tokens of a warpgroup
-constexpr int kGateRows = 64, kDownRows = 128;  // of a block
-constexpr int kWeightBytes = kTiles * kTokenBytes;  // half of them gate's, half up's, or all down's
+constexpr int kGroups = kManySlot / 64;             // consumer warpgroups
+constexpr int kReaders = kGroups * 128;             // consumer threads
+constexpr int kThreads = kReaders + 128;            // a whole producer warpgroup, for setmaxnreg
+constexpr int kTiles = 16;                          // tiles of 8 weight rows
+constexpr int kGroupBytes = 8 * kTokenBytes;        // tokens per warpgroup
+constexpr int kGateRows = 64, kDownRows = 128;      // rows per block
+constexpr int kWeightBytes = kTiles * kTokenBytes;  // half gate's and half up's, or all down's
 
-// Tokens stand in front: they are the operand that differs from warpgroup to warpgroup.
+// Tokens come first in a stage: they are the operand that differs between warpgroups.
 struct ManyStage {
   static constexpr int kRowBytes = kGroups * kGroupBytes;
   static constexpr int kStageBytes = kRowBytes + kWeightBytes;
@@ -31,14 +31,14 @@ struct ManyStage {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// A warpgroup's tokens as the first product reads them: rows of 128 bytes whose pieces of 16 are
-// swapped as wgmma has it, so that a token's 64 columns are one run of memory.
+// Descriptor of a warpgroup's tokens for gate and up: rows of 128 bytes in wgmma's 128-byte
+// swizzle, so that a token's 64 columns are contiguous in memory.
 __device__ __forceinline__ uint64_t swapped_rows_at(const void* shared) {
   return operand_at(shared, 16, 1024) | uint64_t{1} << 62;
 }
-inline constexpr uint64_t kNextSwapped = 32 >> 4;  // of 16 columns
+inline constexpr uint64_t kNextSwapped = 32 >> 4;  // 16 columns
 
-// total = the sum of all slices, from left to right.
+// total = the sum of all slices, added from left to right.
 template <bool kGate>
 __device__ __forceinline__ void sum_leaves(GemmStages<ManyStage>& ring, float (&total)[kTiles][4],
                                            int64_t cols) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void sum_leaves(GemmStages<ManyStage>& ring, float (&
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // -0 is the identity of addition
   }
 #pragma unroll 1
   for (int leaf = 0; leaf < parts; ++leaf) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void sum_leaves(GemmStages<ManyStage>& ring, float (&
   }
 }
 
-// A walk's items: a slot's tokens and a block of rows of one of the products.
+// The items of a kernel: a slot's tokens and a row block of the weights.
 template <bool kGate>
 struct ManyWalk {
   const ExpertsArgs& e;
@@ -94,15 +94,15 @@ struct ManyWalk {
   __device__ __forceinline__ int expert(int item) const {
     return item < items ? __ldcg(e.groups.slot_expert + slot(item)) : 0;
   }
-  // Whether somebody's tokens stand in a warpgroup's part: an expert's fill its slots in order.
+  // Whether a warpgroup's part of the slot has tokens: an expert fills its slots in order.
   __device__ __forceinline__ bool real(int item, int group) const {
     return item < items &&
            __ldcg(e.groups.token + int64_t{slot(item)} * kManySlot + group * 64) >= 0;
   }
 };
 
-// One thread. The second product asks for weights before the first has ended: whose they are was
-// settled before that began.
+// Producer thread. The down kernel requests weights before the gate kernel has ended: the slots'
+// experts were final before the gate kernel began.
 template <bool kGate>
 __device__ __forceinline__ void produce(GemmStages<ManyStage> ring, const ExpertsArgs& e,
                                         const uint8_t* const* weights) {
@@ -153,7 +153,8 @@ __device__ __forceinline__ void produce(GemmStages<ManyStage> ring, const Expert
   }
 }
 
-// A thread's two rows of tokens, the first of them in tile `tile` of places, and 64 features.
+// Writes a thread's SwiGLU outputs: two token rows, the first of which is in token tile `tile`, and
+// 64 features.
 template <class Gated>
 __device__ __forceinline__ void put_gated(const ExpertsArgs& e, const float (&total)[kTiles][4],
                                           int expert, int64_t tile, int block,
@@ -181,8 +182,8 @@ __device__ __forceinline__ void put_gated(const ExpertsArgs& e, const float (&to
   }
 }
 
-// The same of 128 features of the second product, in BF16: a lane of four gets one of four
-// neighbouring tiles, whose 8 features it writes at once.
+// The same for 128 features of down, in BF16: four lanes exchange four adjacent tiles, so that each
+// lane writes the 8 features of one tile at once.
 __device__ __forceinline__ void put_down(const ExpertsArgs& e, const float (&total)[kTiles][4],
                                          int expert, int64_t tile, int block) {
   const int lane = static_cast<int>(threadIdx.x % 32), mine = lane % 4;
@@ -251,7 +252,7 @@ __device__ __forceinline__ void consume(GemmStages<ManyStage> ring, const Expert
     const int64_t tile = int64_t{slot} * (kManySlot / kTokenTile) + threadIdx.x / 32 * 2;
     if constexpr (!kGate) {
       put_down(e, total, expert, tile, block);
-    } else if (silu) {  // to choose for each number would cost as much as its unit
+    } else if (silu) {  // a choice per element would cost as much as the GLU itself
       put_gated(e, total, expert, tile, block,
                 [](float gate, float up) { return activate(gate, 1) * up; });
     } else {
@@ -272,7 +273,7 @@ __global__ void __launch_bounds__(kThreads, 1) many_kernel(const __grid_constant
     weights[i] = (kGate ? e.gate_up : e.down)[i];
   }
   const GemmStages<ManyStage> ring = start_ring<ManyStage>(stages, full, empty, kReaders / 32);
-  // Who starts after the first product may rely on what was there before it.
+  // A kernel that starts after the gate kernel may rely on everything written before it.
   if (kGate) wait();
   let_next_start();
   if (threadIdx.x >= kReaders) {

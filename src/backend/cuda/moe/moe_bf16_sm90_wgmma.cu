@@ -1,11 +1,12 @@
-// Experts in BF16 on Hopper: two products, each a walk of blocks over (slot, rows), where a slot is
-// a tile of one expert's tokens. wgmma has weights on its 64-row side, tokens on the other.
+// Experts in BF16 (Hopper): two kernels with persistent blocks that loop over (slot, row block),
+// where a slot is a tile of one expert's tokens. wgmma has weights on its 64-row side, tokens on
+// the other.
 //
-// Gate and up in one: a warpgroup sums 64 rows of gates, another the same rows of ups; they swap
-// halves, and each gates 8 of every 16 rows and leaves them as activations of the second product.
-// One thread keeps a pipeline of stages of 64 columns filled by TMA bulk copies. The second
-// product's first weights are asked for while the first still runs. K is cut and added up as in
-// gemm_sm80_small_m.cu.
+// The first kernel computes gate and up: one warpgroup sums 64 rows of gate, another the same rows
+// of up; they exchange halves, and each applies SwiGLU to 8 of every 16 rows and writes the
+// activations of the second kernel, down. One producer thread fills a pipeline of stages of 64
+// columns by TMA bulk copies. The second kernel's first weights are requested while the first
+// kernel still runs. K is cut and summed as in gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/glu_activation.cuh"
 #include "backend/cuda/mma/wgmma_bf16.cuh"
@@ -18,26 +19,26 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kConsumers = 256;
-constexpr int kGroupRows = 64;                   // of a warpgroup
-constexpr int kHalfBytes = kGroupRows * 64 * 2;  // of weights for a warpgroup
+constexpr int kGroupRows = 64;                   // per warpgroup
+constexpr int kHalfBytes = kGroupRows * 64 * 2;  // weights of a warpgroup
 constexpr int kTokenBytes = kTokenTile * 64 * 2;
 
-// NT: tiles of 8 tokens of a slot.
+// NT: token tiles per slot.
 template <int NT>
 struct ExpertShape {
-  static constexpr bool kWide = NT > 4;  // a block takes a whole multiprocessor
+  static constexpr bool kWide = NT > 4;  // a block has an SM to itself
   static constexpr int kStageBytes = 2 * kHalfBytes + NT * kTokenBytes;
-  // Where sums meet: gates and ups of 64 rows, or 128 rows of the second product a token.
-  static constexpr int kRowFloats = 128 + 4;  // no two of a warp's lanes in one bank
+  // Staging buffer of the epilogue: gate's and up's sums of 64 rows, or down's 128 rows per token.
+  static constexpr int kRowFloats = 128 + 4;  // padded against bank conflicts
   static constexpr int kExchange = NT * 8 * kRowFloats * 4;
   static constexpr int kStages = ((kWide ? 216 << 10 : 108 << 10) - kExchange) / kStageBytes;
   static constexpr int kBytes = kStages * kStageBytes + kExchange;
-  // Registers change hands between whole warpgroups only.
+  // A whole producer warpgroup if setmaxnreg is used.
   static constexpr int kThreads = kConsumers + (kWide ? 128 : 32);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// Stages of weights and tokens, and a thread's place in them.
+// The pipeline of weights and tokens, and a thread's position in it.
 template <int NT>
 struct ExpertStages {
   uint8_t* stages;
@@ -48,17 +49,17 @@ struct ExpertStages {
   }
 };
 
-// One of the two products.
+// One of the two kernels.
 template <bool kGate>
 struct Half {
   const ExpertsArgs& e;
   __device__ __forceinline__ int64_t cols() const { return kGate ? e.hidden : e.ff; }
-  __device__ __forceinline__ int blocks() const {  // of rows, for a slot
+  __device__ __forceinline__ int blocks() const {  // row blocks per slot
     return static_cast<int>(kGate ? e.ff / kGroupRows : (e.hidden + 127) / 128);
   }
   __device__ __forceinline__ int items() const { return __ldcg(e.groups.used) * blocks(); }
   __device__ __forceinline__ int pieces() const { return static_cast<int>((cols() + 63) / 64); }
-  // Where a warpgroup's rows are.
+  // A warpgroup's rows.
   __device__ __forceinline__ const uint8_t* rows(const uint8_t* weights, int block,
                                                  int group) const {
     const int64_t row = kGate ? group * e.ff + static_cast<int64_t>(block) * kGroupRows
@@ -67,13 +68,14 @@ struct Half {
   }
 };
 
-// Whether the groups were there before the first product began: tokens are gathered in between.
+// Whether the groups were final before the previous kernel, since the gather kernel runs in
+// between.
 __device__ __forceinline__ bool grouped_before(const ExpertsArgs& e) {
   return e.groups.whole == 0;
 }
 
-// One thread. Where it is settled whose weights they are, it asks for the first ones before the
-// previous kernel has ended. The first product's then lets the second start.
+// Producer thread. If the slots' experts are final already, it requests the first weights before
+// the previous kernel has ended. The first kernel's producer then lets the second kernel start.
 template <int NT, bool kGate>
 __device__ __forceinline__ void produce(ExpertStages<NT> ring, const ExpertsArgs& e,
                                         const uint8_t* const* weights) {
@@ -119,7 +121,7 @@ __device__ __forceinline__ void produce(ExpertStages<NT> ring, const ExpertsArgs
   }
 }
 
-// sum = the next `count` pieces, for a warpgroup's 64 rows.
+// sum = the next `count` pieces for a warpgroup's 64 rows.
 template <int NT>
 __device__ __forceinline__ void sum_pieces(ExpertStages<NT>& ring, float (&sum)[NT][4], int count) {
   const int group = static_cast<int>(threadIdx.x / 128);
@@ -141,7 +143,7 @@ __device__ __forceinline__ void sum_pieces(ExpertStages<NT>& ring, float (&sum)[
   if (before >= 0) ring.pipe.release(before);
 }
 
-// total = the slices from left to right.
+// total = the slices, added from left to right.
 template <int NT>
 __device__ __forceinline__ void sum_leaves(ExpertStages<NT>& ring, float (&total)[NT][4],
                                            int64_t cols) {
@@ -150,7 +152,7 @@ __device__ __forceinline__ void sum_leaves(ExpertStages<NT>& ring, float (&total
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // -0 is the identity of addition
   }
 #pragma unroll 1
   for (int leaf = 0; leaf < parts; ++leaf) {
@@ -167,8 +169,9 @@ __device__ __forceinline__ void consumers_sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
 }
 
-// Gates with ups. Of a warp's 16 rows the gates' warpgroup ends the first 8, the ups' the others.
-// Every sum goes through shared memory, so that gating is there once and not for every register.
+// SwiGLU epilogue. Of a warp's 16 rows, gate's warpgroup finishes the first 8 and up's the others.
+// All sums go through shared memory, so that the code is a loop and not unrolled for every
+// register.
 template <int NT>
 __device__ __forceinline__ void finish_gate(const ExpertsArgs& e, const float (&total)[NT][4],
                                             float* exchange, int slot, int block) {
@@ -205,10 +208,10 @@ __device__ __forceinline__ void finish_gate(const ExpertsArgs& e, const float (&
     const int64_t to = activation_at(e.act, place + j * 8, col, e.ff);
     reinterpret_cast<uint32_t*>(e.act.data)[to / 2] = two;
   }
-  consumers_sync();  // nobody writes while others read
+  consumers_sync();  // all threads have finished reading
 }
 
-// The second product's sums go where their places are.
+// Writes down's sums by place.
 template <int NT>
 __device__ __forceinline__ void finish_down(const ExpertsArgs& e, const float (&total)[NT][4],
                                             int slot, int block) {
@@ -236,7 +239,8 @@ __device__ __forceinline__ void finish_down(const ExpertsArgs& e, const float (&
   }
 }
 
-// The same for many tokens: a token's 128 rows are one copy, which runs while the next sums begin.
+// The same for many tokens: a token's 128 rows are one bulk copy, which overlaps with the next
+// sums.
 template <int NT>
 __device__ __forceinline__ void finish_down_copied(const ExpertsArgs& e,
                                                    const float (&total)[NT][4], float* exchange,
@@ -308,7 +312,7 @@ __global__ void __launch_bounds__(ExpertShape<NT>::kThreads, ExpertShape<NT>::kW
     weights[i] = (kGate ? e.gate_up : e.down)[i];
   }
   __syncthreads();
-  // Who starts after the first product may rely on what was there before it.
+  // A kernel that starts after the first one may rely on everything written before it.
   const bool asks = kGate && grouped_before(e) && threadIdx.x == kConsumers;
   if (kGate && !asks) wait();
   if (!asks) let_next_start();

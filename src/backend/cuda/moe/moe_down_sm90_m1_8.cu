@@ -1,4 +1,4 @@
-// The second kernel of experts with at most 8 tokens (moe_gate_up_sm90_m1_8.cu).
+// Down of experts for at most 8 tokens, the second kernel of moe_gate_up_sm90_m1_8.cu.
 #include "backend/cuda/moe/moe_sm90_m1_8.cuh"
 
 namespace freshet::cuda {
@@ -7,12 +7,12 @@ namespace {
 
 constexpr int kSums = kWarps * 32;  // float4
 
-// A stage has a unit of columns of a tile of rows, and its tokens.
+// A stage has a column unit of a row tile, and its tokens.
 template <class F>
 struct Down {
-  static constexpr int kOfUnit = F::kUnit / 64;  // pieces
+  static constexpr int kOfUnit = F::kUnit / 64;  // pieces per unit
   static constexpr int kStageBytes = F::kTileBytes + kOfUnit * 1024;
-  // With more of them the first kernel's blocks would not fit beside.
+  // With more stages, the first kernel's blocks would not fit on the same SM.
   static constexpr int kMost = 12480 / kStageBytes;
   static constexpr int kStages = kMost < 2 ? 2 : kMost > 8 ? 8 : kMost;
   static constexpr int kRings = kWarps * kStages * kStageBytes;
@@ -20,10 +20,11 @@ struct Down {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// What a warp reads: a slice of K of one of every few experts.
+// A warp's weights: a split-K slice of every n-th expert.
 template <class F>
 struct DownLeaf {
-  int leaves, apart, leaf, phase;  // experts side by side; this warp's
+  // Slices; experts processed side by side; this warp's slice and expert.
+  int leaves, apart, leaf, phase;
   int first, units;
   __device__ DownLeaf(int64_t ff, int warp) : leaves(cuda::leaves(ff)) {
     apart = kWarps / leaves;
@@ -35,18 +36,19 @@ struct DownLeaf {
   }
 };
 
-// A warp's slices, a unit of columns a stage. Lanes copy: the copy engine is slow with so
-// little at once. Tokens that an expert did not get are zeros: of few tokens most are.
+// A warp's slices, one column unit per stage. Lanes copy by cp.async, since the copy engine is slow
+// for such small copies. Tokens that aren't routed to an expert are zeros; with few tokens, most
+// are.
 template <class F>
 struct DownStream {
   using S = Down<F>;
   const FewExpertsArgs& e;
   const Chosen& chosen;
   const DownLeaf<F>& l;
-  int64_t first;  // bytes from an expert's beginning to the slice's
+  int64_t first;  // byte offset of the slice within an expert
   uint8_t* ring;
   int lane;
-  int slot, unit, stage;  // to be asked for next
+  int slot, unit, stage;  // of the next copy
 
   __device__ __forceinline__ bool more() const { return slot < chosen.count; }
   __device__ __forceinline__ uint8_t* to() const {
@@ -78,7 +80,7 @@ struct DownStream {
   }
 };
 
-// A warp's 16 rows of the result for 8 tokens, as mma has them: experts are added one by one.
+// A warp's 16 rows of the result for 8 tokens in mma's layout: experts are added one by one.
 struct Result {
   const FewExpertsArgs& e;
   int64_t row;
@@ -129,7 +131,7 @@ struct Result {
 #endif
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A warp's slices.
+// Sums a warp's slices.
 template <class F>
 __device__ __forceinline__ void multiply_leaves(const FewExpertsArgs& e, const Chosen& chosen,
                                                 const DownLeaf<F>& l, uint8_t* rings,
@@ -139,7 +141,7 @@ __device__ __forceinline__ void multiply_leaves(const FewExpertsArgs& e, const C
   uint8_t* ring = rings + warp * S::kStages * S::kStageBytes;
   const int64_t first = tile_at<F>(blockIdx.x, e.ff) + l.first * kUnitStep<F>;
   DownStream<F> stream{e, chosen, l, first, ring, lane, l.phase, 0, 0};
-  // The first kernel's results come later than the first weights.
+  // The first kernel's results arrive later than the first weights.
   DownStream<F> tokens = stream;
 #pragma unroll 1
   for (int s = 0; s < S::kStages && stream.more(); ++s, stream.next()) stream.ask_weights();
@@ -170,7 +172,7 @@ __device__ __forceinline__ void multiply_leaves(const FewExpertsArgs& e, const C
           stream.ask_tokens();
           stream.next();
         }
-        cp_async_commit();  // so that they can be counted
+        cp_async_commit();  // an empty group, so that groups can be counted
         stage = stage + 1 < S::kStages ? stage + 1 : 0;
       }
     }
@@ -180,7 +182,7 @@ __device__ __forceinline__ void multiply_leaves(const FewExpertsArgs& e, const C
   }
 }
 
-// Slices and experts added up, by a warp.
+// Adds up slices and experts, by one warp.
 template <class F>
 __device__ __forceinline__ void add_experts(const FewExpertsArgs& e, const Chosen& chosen,
                                             const DownLeaf<F>& l, Handover<kSums>& sums) {
@@ -243,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 int run_few_down(const Context& ctx, const FewExpertsArgs& e) {
   return few::with_taken(e.down_code, [&](auto f) {
     using F = decltype(f);
-    // Beside the first kernel's blocks these would take its bytes in flight from it.
+    // Beside the first kernel's blocks, these would compete with their copies in flight.
     constexpr int kAlone = 120 << 10;
     const int64_t blocks = ceil_div(e.hidden, 16);
     int bytes = few::Down<F>::kBytes;

@@ -1,14 +1,14 @@
 // Experts with at most 8 tokens (Hopper), in two kernels: gate and up, and down with the weighted
 // sums of the experts' outputs (moe_down_sm90_m1_8.cu).
 //
-// No kernel groups tokens: every block routes them all from the router's logits, one token per
-// warp, and lists the experts in use in ascending order. That costs less than a kernel that does it
-// once. A block of the first kernel has an even share of the tiles of 16 rows of gate and up of all
-// chosen experts, with a split-K slice per warp, as in gemm_bf16_sm90_m1_32.cu. A block of the
-// second kernel has a tile of rows of all chosen experts, so that it can add their outputs; its
-// warps take slices, and experts side by side. It routes and copies its first weights while the
-// first kernel runs: both fit an SM together. A ninth warp only adds what the others multiply, so
-// that these wait for nothing but their weights. The bits are those of the kernels for more tokens.
+// No kernel groups tokens: every block routes all of them from the router's logits, one token per
+// warp, and lists the experts in use in ascending order. That costs less than a separate kernel. A
+// block of the first kernel has an even share of the 16-row tiles of gate and up of all chosen
+// experts, with a split-K slice per warp, as in gemm_bf16_sm90_m1_32.cu. A block of the second
+// kernel has one row tile of all chosen experts, so that it can add their outputs; its warps take
+// slices, and experts side by side. It routes and copies its first weights while the first kernel
+// runs: both fit on an SM together. A ninth warp only adds up what the others multiply, so that
+// these wait for nothing but their weights. Bit-identical to the kernels for more tokens.
 #include "backend/cuda/gemm/glu_activation.cuh"
 #include "backend/cuda/moe/moe_sm90_m1_8.cuh"
 #include "backend/cuda/moe/moe_sm90_m1_8.h"
@@ -18,17 +18,18 @@ namespace freshet::cuda {
 namespace few {
 namespace {
 
-// Pieces of 64 columns of a slice of K, at least: there are as many slices as warps.
+// Fewest pieces of 64 columns per split-K slice: there are as many slices as warps.
 constexpr int kLeast = 4;
 
 constexpr int kGateSums = kWarps * 2 * 32;  // float4
 
-// A stage of a warp's pipeline: some columns of a tile of gate's rows and of up's, some 4 KB of
-// weights with which copies are efficient.
+// A stage of a warp's pipeline: some columns of a tile of gate and of up, about 4 KB of weights, so
+// that copies are efficient.
 template <class F>
 struct Gate {
-  static constexpr int kOfUnit = F::kUnit / 64;  // pieces
-  // Of a tile; where tiles lie side by side, its next one is somewhere else.
+  static constexpr int kOfUnit = F::kUnit / 64;  // pieces per unit
+  // Column units of a tile per stage; only one if tiles are interleaved (panels), since a tile's
+  // next unit isn't adjacent then.
   static constexpr int kUnits = kPanelTiles<F> > 1                       ? 1
                                 : 8 * F::kTileBytes / kOfUnit <= 5 << 10 ? 4 / kOfUnit
                                 : kOfUnit == 1                           ? 2
@@ -36,38 +37,38 @@ struct Gate {
   static constexpr int kPieces = kUnits * kOfUnit;
   static constexpr int kHalfBytes = kPieces * F::kTileBytes / kOfUnit;
   static constexpr int kStageBytes = 2 * kHalfBytes;
-  static constexpr int kStages = 2;  // with more in flight everything else waits longer
+  static constexpr int kStages = 2;  // with more in flight, all other loads wait longer
   static constexpr int kRing = kStages * kStageBytes;
   static constexpr int kNeeded = kWarps * kRing + kSets * kGateSums * 16;
-  // No two blocks fit a multiprocessor: they would leave others idle.
+  // Keeps two blocks from sharing an SM, which would leave other SMs idle.
   static constexpr int kBytes = kNeeded > 110 << 10 ? kNeeded : 110 << 10;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 using Sums = Handover<kGateSums>;
 
-// A block's share of the tiles of gate's rows of all chosen experts, one after the other; up's go
-// with them.
+// A block's share of gate's tiles over all chosen experts in order; up's tiles go with them.
 struct GateShare {
-  int tiles, begin, end;  // of an expert; of all
+  int tiles, begin, end;  // tiles per expert; range over all experts
   __device__ GateShare(const FewExpertsArgs& e, int chosen) : tiles(static_cast<int>(e.ff / 16)) {
     const int all = chosen * tiles, blocks = static_cast<int>(gridDim.x);
-    begin = all * static_cast<int>(blockIdx.x) / blocks;  // far from 2^31, and divided in no time
+    // Far below 2^31, and a 32-bit division is fast.
+    begin = all * static_cast<int>(blockIdx.x) / blocks;
     end = all * static_cast<int>(blockIdx.x + 1) / blocks;
   }
 };
 
-// A warp's slice of the share: of tile after tile. One lane asks.
+// A warp's slice of the share, tile after tile. One lane issues the copies.
 template <class F>
 struct GateStream {
   using S = Gate<F>;
   const Chosen& chosen;
   GateShare share;
   int64_t cols;
-  int first, units;  // of the slice
+  int first, units;  // units in the slice
   const uint8_t* ring;
   Pipeline pipe;
-  int at, unit = 0, stage = 0;  // to be asked for next
+  int at, unit = 0, stage = 0;  // of the next copy
   const uint8_t *gate = nullptr, *up = nullptr;
 
   __device__ __forceinline__ bool more() const { return at < share.end; }
@@ -95,7 +96,7 @@ struct GateStream {
   }
 };
 
-// A warp's 16 rows of gate and up for 8 tokens, from row `tile` * 16 of an expert on.
+// Writes the SwiGLU of a warp's 16 rows for 8 tokens, from row `tile` * 16 of an expert on.
 __device__ __forceinline__ void put_gated(const FewExpertsArgs& e, const Chosen& c, int slot,
                                           int tile, const float (&gate)[4], const float (&up)[4]) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -117,8 +118,8 @@ __device__ __forceinline__ void put_gated(const FewExpertsArgs& e, const Chosen&
                                    static_cast<int64_t>(tile) * 16 + lane % 4 * 2, e.ff);
   *reinterpret_cast<uint2*>(e.act + to * 2) = two;
 }
-// The sums of a warp's slice of the share. b: a lane's activations of its `pieces`, which are kHeld
-// unless that is the greatest.
+// Sums a warp's slice of the share. b: a lane's activations of its `pieces`, of which there are
+// kHeld, except in the variant with the largest kHeld (there: at most kHeld).
 template <class F, int kHeld>
 __device__ __forceinline__ void multiply_share(GateStream<F>& stream, Sums& sums,
                                                const uint4 (&b)[kHeld][2], int pieces,
@@ -150,7 +151,7 @@ __device__ __forceinline__ void multiply_share(GateStream<F>& stream, Sums& sums
   }
 }
 
-// What comes of them, by a warp.
+// Epilogue of the share, by one warp.
 template <class F>
 __device__ __forceinline__ void gate_share(const FewExpertsArgs& e, const Chosen& chosen,
                                            const GateShare& share, Sums& sums) {
@@ -176,7 +177,7 @@ __device__ __forceinline__ void gate_share(const FewExpertsArgs& e, const Chosen
 }
 #endif
 
-// kHeld: pieces of 64 columns of a slice of K, at most; their activations stay in registers.
+// kHeld: upper bound of the pieces per split-K slice; their activations stay in registers.
 template <class F, int kHeld>
 __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsArgs e) {
 #if __CUDA_ARCH__ >= 900
@@ -200,7 +201,7 @@ __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsA
   const int units = all_units * (warp + 1) / kWarps - first;
   const int pieces = kHeld == kLeast ? kLeast : units * S::kOfUnit;
   wait();
-  let_next_start();  // who starts now may rely on the logits
+  let_next_start();  // a kernel that starts now may rely on the logits
   uint4 b[kHeld][2] = {};
   const uint4* in = reinterpret_cast<const uint4*>(e.in) + first * S::kOfUnit * 64 + lane;
 #pragma unroll

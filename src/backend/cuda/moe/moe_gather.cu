@@ -1,4 +1,4 @@
-// Gathers tokens of experts by place.
+// Gathers the tokens of experts by place.
 #include "backend/cuda/moe/moe.h"
 #include "backend/cuda/runtime/common.cuh"
 

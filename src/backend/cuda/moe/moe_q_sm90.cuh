@@ -1,9 +1,9 @@
-// Experts in block formats on Hopper: the pipelines and warpgroups of gemm_q_sm90_wgmma.cuh, whose
-// tiles are rows of an expert by the tokens of one of its slots. Gate and up have a SwiGLU
-// epilogue.
+// Experts in block formats (Hopper): the pipelines and warpgroups of gemm_q_sm90_wgmma.cuh, with
+// tiles of an expert's rows by the tokens of one of its slots. Gate and up have a SwiGLU epilogue.
 //
-// One kernel a product. The second one's first weights are asked for while the first still runs:
-// whose they are was settled before that began. K is cut and added up as in gemm_sm80_small_m.cu.
+// Gate and up are one kernel, down is another. The second one's first weights are requested while
+// the first still runs, since the slots' experts were final before the first one began. K is cut
+// and summed as in gemm_sm80_small_m.cu.
 #pragma once
 
 #include "backend/cuda/gemm/gemm_q_sm90_wgmma.cuh"
@@ -11,20 +11,20 @@
 
 namespace freshet::cuda::decode {
 
-// Gate and up, or down, as S says.
+// The tiles of gate and up, or of down, depending on S.
 template <class S>
 struct ExpertTiles {
   const ExpertsArgs& e;
   __host__ __device__ __forceinline__ int64_t rows() const { return S::kGate ? e.ff : e.hidden; }
   __host__ __device__ __forceinline__ int64_t cols() const { return S::kGate ? e.hidden : e.ff; }
-  __host__ __device__ __forceinline__ int blocks() const {  // of rows, for a slot
+  __host__ __device__ __forceinline__ int blocks() const {  // row blocks per slot
     return static_cast<int>((rows() + S::kRowTiles * 16 - 1) / (S::kRowTiles * 16));
   }
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __device__ __forceinline__ int expert(int slot) const {
     return __ldcg(e.groups.slot_expert + slot);
   }
-  // body(slot, its first tile of 16 rows) for each tile of a block.
+  // Calls body(slot, its first 16-row tile) for each tile of a block.
   template <class Body>
   __device__ __forceinline__ void each(const Body& body) const {
     const int of_slot = blocks(), items = __ldcg(e.groups.used) * of_slot;
@@ -37,13 +37,13 @@ struct ExpertTiles {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// What copy_rows() and copy_tokens() do.
+// Counterpart of copy_rows() and copy_tokens().
 template <class S>
 __device__ __forceinline__ void copy_expert_rows(const Rings<S>& rings, const ExpertTiles<S>& tiles,
                                                  int thread) {
   const ExpertsArgs& e = tiles.e;
   using F = typename S::F;
-  constexpr int kSide = kPanelTiles<F>;  // tiles of rows of a panel
+  constexpr int kSide = kPanelTiles<F>;  // row tiles per panel
   const int64_t step = tile_at<F>(kSide, tiles.cols());
   const Leaves<S> leaves(tiles.cols());
   PipelineState turn;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void copy_expert_tokens(const Rings<S>& rings,
   });
 }
 
-// SwiGLU outputs of a slot's tokens, 64 rows or more.
+// Writes the SwiGLU outputs of a slot's tokens, 64 rows or more.
 template <class S, class Unit>
 __device__ __forceinline__ void finish_gate(const ExpertsArgs& e, float (&total)[S::NT][4],
                                             float* room, int expert, int slot, int unit,
@@ -95,7 +95,7 @@ __device__ __forceinline__ void finish_gate(const ExpertsArgs& e, float (&total)
   }
 }
 
-// A warpgroup's 64 rows of what an expert gives its tokens, in BF16, as finish_rows() writes F32.
+// Writes a warpgroup's 64 rows of an expert's outputs in BF16, as finish_rows() writes F32.
 template <class S>
 __device__ __forceinline__ void finish_bf16(const ExpertsArgs& e, const float (&total)[S::NT][4],
                                             float* room, const float* bias, int64_t row_tile,
@@ -135,7 +135,7 @@ __device__ __forceinline__ void finish_bf16(const ExpertsArgs& e, const float (&
   }
 }
 
-// What an expert gives its tokens, by place.
+// Writes the outputs of an expert by place.
 template <class S>
 __device__ __forceinline__ void finish_down(const ExpertsArgs& e, const float (&total)[S::NT][4],
                                             float* room, int expert, int slot, int unit) {
@@ -157,7 +157,7 @@ __device__ __forceinline__ void finish_down(const ExpertsArgs& e, const float (&
   }
 }
 
-// Warpgroups: tile after tile.
+// Consumer warpgroups: tile after tile.
 template <class S>
 __device__ __forceinline__ void walk_experts(const Rings<S>& rings, const ExpertTiles<S>& tiles,
                                              float* room) {
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ Barriers<S> barriers;
   const Rings<S> rings = start_rings<S>(shared, barriers);
-  // Who starts after the first product may rely on what was there before it.
+  // A kernel that starts after gate and up may rely on everything written before it.
   if (S::kGate) wait();
   let_next_start();
   const ExpertTiles<S> tiles{e};
@@ -212,7 +212,7 @@ int launch_experts(const Context& ctx, const ExpertsArgs& e) {
   return launch(ctx, kernel, dim3(blocks), dim3(S::kThreads), S::kShared, e);
 }
 
-// body(the format) of a code that has one here.
+// Calls body(format) for a code that these kernels support.
 template <class Body>
 int with_quantised(Code code, const Body& body) {
   int error = static_cast<int>(cudaErrorInvalidValue);

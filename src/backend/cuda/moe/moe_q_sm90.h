@@ -5,7 +5,7 @@
 
 namespace freshet::cuda {
 
-// For up to 8 tokens moe_sm80 is as fast where experts are large, or few are in use.
+// For up to 8 tokens moe_sm80 is as fast if experts are large or few are in use.
 inline bool supports_moe_q(const DeviceLimits& limits, const MoeProblem& p) {
   constexpr int64_t kSmall = 1024, kRows = 128;
   if ((kFusedExpertFormats & bit(p.down)) == 0 || !p.silu || p.ff % 64 != 0) return false;

@@ -1,4 +1,4 @@
-// Routes tokens to experts, groups them by expert, and adds the outputs of experts.
+// Routes tokens to experts, groups tokens by expert, and adds the experts' outputs.
 #include "backend/cuda/formats/formats.cuh"
 #include "backend/cuda/gemm/gemm_f32_bf16x3.cuh"
 #include "backend/cuda/moe/moe.h"
@@ -27,7 +27,7 @@ struct Grouping {  // of one block, in shared memory
   int32_t count[kMaxExperts], first[kMaxExperts], of_warp[32];
 };
 
-// Computes the experts' slot numbers, and the number of slots, from the counts. All threads.
+// Computes the experts' slot numbers and the number of slots from the counts. By all threads.
 template <int Threads>
 __device__ __forceinline__ int number_slots(const GroupArgs& a, Grouping& g) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
@@ -56,11 +56,11 @@ __device__ __forceinline__ int number_slots(const GroupArgs& a, Grouping& g) {
   return before;
 }
 
-// One block. The place of a token among its expert's tokens is not deterministic, and affects no
+// By one block. The place of a token among its expert's tokens isn't deterministic, and affects no
 // sum.
 template <int Threads>
 __device__ __forceinline__ void group_tokens(const GroupArgs& a, Grouping& g) {
-  constexpr int kHeld = 4;  // a thread's pairs that are in registers: few tokens have no more
+  constexpr int kHeld = 4;  // a thread's pairs in registers; few tokens have no more
   const int thread = static_cast<int>(threadIdx.x);
   const int pairs = a.tokens * a.top_k;
   int id[kHeld], in[kHeld] = {};
@@ -109,12 +109,12 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(GroupArgs a) {
   group_tokens<kGroupThreads>(a, g);
 }
 
-constexpr int kRoutedByBlock = 16;  // tokens, at most
+constexpr int kRoutedByBlock = 16;  // tokens, upper bound
 // The number of blocks that have arrived; zero between launches.
 __device__ int32_t arrived[kMaxRouterTokens / kWarps + 1];
 
-// Whether this block is the last of `blocks` to arrive. The last one sees what the others wrote
-// before.
+// Whether this block is the last of `blocks` to arrive. The last one sees everything that the
+// others wrote before.
 __device__ __forceinline__ bool last_of(int32_t* counter, int blocks) {
   __shared__ int last;
   __syncthreads();
@@ -132,7 +132,7 @@ __device__ __forceinline__ bool last_of(int32_t* counter, int blocks) {
 }
 
 // Many pairs: each block counts some, and the last block numbers the slots. Then each block
-// reserves as many places of an expert as it has tokens for.
+// reserves places of each expert for its tokens.
 constexpr int kManyThreads = 512, kPairsOfThread = 8, kPairsOfBlock = kManyThreads * kPairsOfThread;
 __device__ int32_t total[kMaxExperts];  // zero between launches
 __device__ int32_t next_place[kMaxExperts];
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(256)
   group_tokens<256>(g, grouping);
 }
 
-// A thread's columns: 16 bytes of the experts' outputs, which are used as BF16.
+// A thread's columns: 16 bytes of an expert's output, which is used as BF16.
 template <bool kBF16>
 struct Columns {
   static constexpr int kCount = kBF16 ? 8 : 4;
@@ -383,7 +383,7 @@ int group(const Context& ctx, const GroupArgs* args) {
   return launch(ctx, group_kernel, dim3(1), dim3(kGroupThreads), 0, *args);
 }
 
-// For sizes that moe_sm90_m1_8 does not support.
+// For problems that moe_sm90_m1_8 doesn't support.
 int experts_fused(const Context& ctx, const ExpertsArgs* e) {
   MoeProblem p;
   p.format = static_cast<int>(e->gate_up_code);

@@ -12,13 +12,13 @@ struct MoeProblem {
   int64_t tokens = 0;
   int64_t hidden = 0, ff = 0;
   int top_k = 0, experts = 0;
-  bool silu = false;           // otherwise a GLU with a limit
+  bool silu = false;           // otherwise a clamped GLU
   bool weight_before = false;  // tokens are scaled before gate and up
 };
 
 using MoeRow = KernelRow<MoeProblem>;
 
-// Formats of gate and up, and of down: of fused kernels for many tokens, and for few.
+// Formats of gate, up and down that the fused kernels support: for many tokens, and for few.
 inline constexpr uint64_t kFusedExpertFormats = kBlockFormats | bit(Code::kFP8);
 inline constexpr uint64_t kFewExpertFormats = kFusedExpertFormats | bit(Code::kBF16);
 

@@ -1,5 +1,5 @@
-// What the two kernels of experts with at most 8 tokens share (moe_gate_up_sm90_m1_8.cu): the
-// routing of tokens, and the sum of a piece of weights.
+// Shared by the two kernels of experts for at most 8 tokens (moe_gate_up_sm90_m1_8.cu): the routing
+// of tokens, and the sum of a piece of weights.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
@@ -11,24 +11,24 @@
 namespace freshet::cuda::few {
 
 inline constexpr int kTokens = 8, kMostChosen = 64;  // pairs of token and expert
-inline constexpr int kThreads = kWarps * 32 + 32;    // a warp adds
-inline constexpr int kSets = 2;                      // of sums on their way
+inline constexpr int kThreads = kWarps * 32 + 32;    // the last warp only adds
+inline constexpr int kSets = 2;                      // sets of sums in flight
 
-// Experts in use, ascending. In shared memory.
+// Experts in use, in ascending order. In shared memory.
 struct Chosen {
   const uint8_t* weights[kMostChosen];
   float weight[kMostChosen][kTokens];
-  uint32_t tokens[kMostChosen];  // a bit each
+  uint32_t tokens[kMostChosen];  // bit mask
   int32_t expert[kMostChosen];
-  int32_t slot[kFewExperts];  // of an expert; -1: not in use
+  int32_t slot[kFewExperts];  // by expert; -1: not in use
   int32_t ids[kMostChosen];
   float of_pair[kMostChosen];
   int32_t of_warp[kFewExperts / 32], count;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// All threads; `mine`: the weights of the expert that has this thread's number. `room`: see
-// routing_room().
+// Called by all threads; `mine`: the weights of the expert whose index is this thread's. `room`:
+// see routing_room().
 template <bool kWithWeights>
 __device__ __forceinline__ void choose(const FewExpertsArgs& e, Chosen& c, float* room,
                                        const uint8_t* mine) {
@@ -77,8 +77,8 @@ __device__ __forceinline__ void choose(const FewExpertsArgs& e, Chosen& c, float
   }
 }
 
-// Sums on their way from the warps that multiply to a warp that only adds: theirs are as much as
-// the stages' copies allow, and none of them waits for another.
+// Hands sums over from the consumer warps to the adding warp: consumers are limited by their
+// copies, and none of them waits for another.
 template <int kSize>
 struct Handover {
   float4* sums;  // kSets of kSize
@@ -106,8 +106,9 @@ struct Handover {
   }
 };
 
-// sums += 16 rows and 64 columns each for 8 tokens: pieces of the units that lie at `tile` and
-// `step` apart. They take turns: a sum's next addend waits for the one before.
+// sums[i] += 16 rows by 64 columns for 8 tokens, for pieces of the units at `tile`, `step` bytes
+// apart. The accumulators alternate, since an MMA waits for the previous one with the same
+// accumulator.
 template <class F, int N>
 __device__ __forceinline__ void add_pieces(float (&sums)[N][4], const uint8_t* tile, int step,
                                            int index, const uint4 (&b)[2]) {
@@ -146,7 +147,7 @@ int launch_few(const Context& ctx, Kernel kernel, int64_t blocks, int bytes,
                 static_cast<size_t>(bytes), e);
 }
 
-// Formats that these kernels take: those whose experts have kernels for many tokens as well. FP8
+// Formats that these kernels support: those whose experts have kernels for many tokens, too. FP8
 // counts as FP8Values.
 template <class F>
 inline constexpr bool kTaken = kQuantised<F> || F::kCode == Code::kBF16 || F::kCode == Code::kFP8;

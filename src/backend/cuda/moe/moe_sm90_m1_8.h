@@ -8,7 +8,7 @@ namespace freshet::cuda {
 inline constexpr int kFewMostChosen = 64, kFewMostExperts = 128;
 inline constexpr int64_t kFewMostHidden = 4096;
 
-// All tokens and chosen experts fit into a block's tables, and a block holds a slice of K.
+// All tokens and chosen experts must fit a block's tables, and a block must hold a split-K slice.
 inline bool supports_moe_m1_8(const DeviceLimits&, const MoeProblem& p) {
   return (kFewExpertFormats & bit(p.down)) != 0 && !p.weight_before &&
          p.tokens * p.top_k <= kFewMostChosen && p.experts <= kFewMostExperts &&

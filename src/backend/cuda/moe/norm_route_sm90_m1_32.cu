@@ -1,14 +1,14 @@
 // The norm, the router's GEMM and the routes of few tokens on Hopper: one cluster of blocks per
 // token, instead of kernels that wait for each other.
 //
-// Every block norms the row for itself and multiplies it by 16 of the router's rows, which are in
-// registers before the previous kernel has ended. A warp's threads norm exactly the columns that
-// they multiply. The first block receives all logits and routes. Bit-identical to norm.cu,
+// Every block normalises the row itself and multiplies it by 16 of the router's rows, which are in
+// registers before the previous kernel has ended. A warp's threads normalise exactly the columns
+// that they multiply. The first block receives all logits and routes. Bit-identical to norm.cu,
 // gemm_f32_bf16x3.cu and moe_route.cu.
 //
-// For one token everything is done twice, first with arbitrary data: fetching code takes as long as
-// running it, and is finished when the row is ready. With more tokens blocks start too late for
-// that.
+// For one token the whole computation runs twice, first with arbitrary data as a warm-up: fetching
+// code takes as long as running it, and is done by the time the row is ready. With more tokens
+// blocks start too late for that.
 #include <algorithm>
 
 #include "backend/cuda/gemm/gemm_f32_bf16x3.cuh"
@@ -22,7 +22,7 @@ namespace {
 constexpr int kMostCols = kWarps * 32 * kUnit;
 constexpr int kOfWarp = kMostCols / kWarps / kChunk;  // chunks
 constexpr int kRows = 16;                             // of the router, per block
-constexpr int64_t kMostRouted = 32;                   // tokens: more clusters would not run at once
+constexpr int64_t kMostRouted = 32;  // with more, clusters would not all be resident at once
 
 struct Shared {
   uint4 parts[kWarps][kParts][kOfWarp][4][kSteps / 2];  // of the row, in the layout of four lanes

@@ -1,4 +1,4 @@
-// From a router's logits to a token's experts and their weights, by one warp.
+// From a router's logits to a token's experts and their weights; by one warp.
 #pragma once
 
 #include "backend/cuda/runtime/common.cuh"
@@ -7,7 +7,7 @@ namespace freshet::cuda {
 
 inline constexpr int kFewExperts = 128;  // four per lane
 
-// Experts' outputs are rounded to BF16, because many of them are stored in BF16.
+// Experts' outputs are rounded to BF16, because they are often stored in BF16.
 __device__ __forceinline__ float given(float v) {
   return __bfloat162float(__float2bfloat16_rn(v));
 }
@@ -17,7 +17,7 @@ __device__ __forceinline__ uint32_t key_of(float v) {
   const auto bits = __float_as_uint(v + 0.0f);  // makes -0 equal to 0
   return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
 }
-// The lowest index that has a warp's largest value.
+// The lowest index that has the warp's largest value.
 __device__ __forceinline__ int best_of_warp(float v, int index) {
   const uint32_t key = key_of(v);
   const uint32_t best = __reduce_max_sync(0xffffffff, key);
@@ -31,7 +31,7 @@ __device__ __forceinline__ float warp_sum(float v) {
   return v;
 }
 
-// Excludes the experts of all but the best groups. One lane.
+// Excludes the experts of all but the best groups. By one lane.
 __device__ inline void limit_groups(const RoutingArgs& r, float* choice, float* group_scores) {
   const int n = r.experts / r.groups;
   for (int g = 0; g < r.groups; ++g) {
@@ -63,7 +63,8 @@ __host__ __device__ inline int routing_room(const RoutingArgs& r) {
   return r.groups > 1 ? r.experts + r.groups : 0;
 }
 
-// A warp's token: from logits to experts and their weights. Lane l has experts l, l + 32, ...
+// Routes a warp's token: from logits to experts and their weights. Lane l has experts l, l + 32,
+// ...
 template <int kMine>
 __device__ __forceinline__ void route_token(const float* x, const RoutingArgs& r, float* room,
                                             int32_t* ids, float* weights) {
@@ -121,7 +122,7 @@ __device__ __forceinline__ void route_token(const float* x, const RoutingArgs& r
       }
     }
     best = best_of_warp(v, best);
-    if (best >= r.experts) best = 0;  // all are taken or NaN
+    if (best >= r.experts) best = 0;  // all are taken, or NaN
     float its = 0.0f;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {

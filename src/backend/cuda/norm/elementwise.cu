@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Blocks of 256 threads, eight adjacent numbers each: rows padded to 8 and columns to 64 (in E4M3:
-// 128) with zeros, as in all activations.
+// Blocks of 256 threads, each with eight adjacent elements: rows are padded to 8 and columns to 64
+// (E4M3: 128) with zeros, as in all activations.
 __global__ void encode_kernel(Activations act, Rows x, const int32_t* index, const float* weights,
                               int64_t rows) {
   let_next_start();
@@ -119,8 +119,8 @@ __global__ void xielu_kernel(Rows x, float positive, float negative, float beta,
   });
 }
 
-// One block per row. Larger numbers come first, then lower columns, so that the order of threads
-// does not matter.
+// Argmax with one block per row. Larger values come first, ties go to the lower column, so the
+// order of threads doesn't matter.
 constexpr int kArgmaxThreads = 1024;
 
 struct Best {

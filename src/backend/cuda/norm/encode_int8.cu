@@ -1,6 +1,6 @@
-// Encodes activations in INT8: a row is numbers in [-127, 127] times the scale that maps its
-// largest magnitude to 127. Bit-identical to the CPU's encoder: each step is exact or rounds once.
-// A row with a NaN or an infinity becomes zeros with a NaN scale.
+// Encodes activations in INT8: a row is codes in [-127, 127] times the scale that maps 127 to its
+// largest magnitude. Bit-identical to the CPU's encoder: each step is exact or rounds once. A row
+// with a NaN or an infinity becomes zeros with a NaN scale.
 #include "backend/cuda/gemm/glu_activation.cuh"
 #include "backend/cuda/runtime/common.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
@@ -8,10 +8,10 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kMostHeld = 4;  // units of a thread that stay in registers
+constexpr int kMostHeld = 4;  // units of a thread in registers
 
 struct Int8Scale {
-  float down, up;  // up is 0 if all numbers are 0
+  float down, up;  // up is 0 if all values are 0
 };
 // `top`: the bits of the largest magnitude, compared as integers: a NaN is the largest.
 __device__ __forceinline__ Int8Scale int8_scale(uint32_t top) {
@@ -79,7 +79,7 @@ struct Normed {
   }
 };
 
-// A thread's part of a row: the first units in registers; others are read again.
+// A thread's part of a row: the first units in registers; later ones are read again.
 template <class From, int kThreads>
 struct Units {
   static constexpr int64_t kRound = int64_t{kThreads} * kUnit;
@@ -109,7 +109,8 @@ struct Units {
       if (column(n) < cols) from.end(held[n], weights[From::kNorms ? n : 0], scale);
     }
   }
-  // body(unit, its column), from left to right. ended: units that are read again need end(), too.
+  // Calls body(unit, its column) from left to right. ended: units that are read again need end(),
+  // too.
   template <class Body>
   __device__ __forceinline__ void each(bool ended, float scale, const Body& body) const {
 #pragma unroll
@@ -128,7 +129,7 @@ struct Units {
   }
 };
 
-// The sum over all threads, in one tree.
+// Sums over all threads, in one tree.
 template <int kWarpsOfRow>
 __device__ __forceinline__ float add_up(float sum, float* shared) {
 #pragma unroll
@@ -145,7 +146,8 @@ __device__ __forceinline__ float add_up(float sum, float* shared) {
   return sum;
 }
 
-// One block per row. Columns that fill the last tile are not written: weights have zeros there.
+// One block per row. Padding columns of the last tile are not written, since weights have zeros
+// there.
 template <class From, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     int8_rows_kernel(const __grid_constant__ From from, Activations act, int64_t cols) {
@@ -188,7 +190,7 @@ __global__ void __launch_bounds__(kThreads)
   reinterpret_cast<float*>(act.data + steps * act.core_tiles * kInt8TileBytes)[row] = scale.down;
 }
 
-// With few rows latency dominates: use more threads. With many rows each thread has more work.
+// With few rows, latency dominates, so more threads share a row.
 template <class From>
 int launch_rows(const Context& ctx, const From& from, const Activations& act, int64_t rows,
                 int64_t cols) {

@@ -1,5 +1,5 @@
 // Norms of rows. The row length alone determines the order of its sums: lane v of 512 takes units
-// of eight numbers v, v + 512, ... from left to right, and one tree adds the lanes' sums. A thread
+// of eight elements v, v + 512, ... from left to right, and one tree adds the lanes' sums. A thread
 // is one lane if there are few rows, and four lanes if there are many: then a block has four rows,
 // so that it writes core matrices in runs of 64 bytes.
 #include "backend/cuda/runtime/cluster.cuh"
@@ -33,7 +33,7 @@ struct RowNorm {
 #pragma unroll
     for (int l = 0; l < kEach; ++l) load_unit(held[l], x, column(l), n, whole);
   }
-  // Sums f(v, column) over the row; returns the same number in every thread.
+  // Sums f(v, column) over the row; all threads get the sum.
   template <class F>
   __device__ __forceinline__ float sum(float* shared, const F& f) const {
     float sums[kEach] = {};
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kLanes ? 2 : 5)
   }
 }
 
-// A layer's usual norm: an RMS norm of whole units.
+// An RMS norm of whole units, as most layers have.
 bool plain(const Rows& x, const NormArgs& a) {
   const auto whole = [](const float* p, int64_t stride) {
     return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % 4 == 0;
@@ -157,9 +157,8 @@ __device__ __forceinline__ void load_whole(float (&v)[kUnit], const float* from)
   load_unit(v, from, 0, kUnit, true);
 }
 
-// Both kernels of usual norms compute a row's sum of squares in this order, so that a row has the
-// same bits in either. v: a lane's first unit of the row `from`, at column `first`; rows that are
-// not real are zeros.
+// Both kernels for plain norms compute a row's sum of squares in this order, so that they are
+// bit-identical. v: a lane's first unit of row `from`, at column `first`; zeros for padding rows.
 constexpr int kRound = kLanes * kUnit;
 
 __device__ __forceinline__ float squares_of_warp(const float (&v)[kUnit], const float* from,
@@ -226,11 +225,12 @@ __global__ void __launch_bounds__(kLanes, 3)
 }
 
 // The same for some dozens of rows as core matrices: a cluster has the eight rows of a tile, and
-// each of its blocks an eighth of the lanes of all of them, so that whole lines are written. With
-// one row per block each unit was a request of its own, of which an SM makes one in about five
-// cycles: half of the time. The order of sums, and so every bit, is plain_norm_kernel's.
+// each of its blocks an eighth of the lanes of all rows, so that whole lines are written. With one
+// row per block, each unit was a memory request of its own; an SM issues one in about five cycles,
+// which was half of the time. The order of sums is plain_norm_kernel's, so results are
+// bit-identical.
 constexpr int kClusterBlocks = 8, kLanesOfBlock = kLanes / kClusterBlocks;
-constexpr int kTileUnit = kTokenTile * 16 + 16;  // of all rows, no bank conflicts
+constexpr int kTileUnit = kTokenTile * 16 + 16;  // for all rows; padded against bank conflicts
 constexpr int kLeastOfClusters = 17;             // rows
 
 __global__ void __launch_bounds__(kLanes, 3)
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(kLanes, 3)
   const int rank = static_cast<int>(blockIdx.x) % kClusterBlocks;
   const int tile = static_cast<int>(blockIdx.x) / kClusterBlocks;
   const int in_tile = warp / kWarpsOfLanes, row = tile * kTokenTile + in_tile;
-  const int of_row = rank * kWarpsOfLanes + warp % kWarpsOfLanes;  // this warp, of 16
+  const int of_row = rank * kWarpsOfLanes + warp % kWarpsOfLanes;  // this warp among 16
   const int n = static_cast<int>(x.cols), first = (of_row * 32 + lane) * kUnit;
   if (thread == 0) {
     barrier_init(&there, 1);
@@ -291,8 +291,8 @@ __global__ void __launch_bounds__(kLanes, 3)
 #endif
 }
 
-// For many rows whose F32 result is needed: a thread keeps all units of its lanes, kEach of them,
-// and little else, so that many rows are in flight.
+// For many rows whose F32 result is needed: a thread keeps all units of its lanes (kEach) and
+// little else, so that many rows are in flight.
 template <int kEach>
 __global__ void __launch_bounds__(kLanes / 4, 24 / kEach)
     plain_rows_kernel(Rows out, Rows x, NormArgs a) {
@@ -411,19 +411,20 @@ __global__ void __launch_bounds__(kTileRows* kTileThreads, 2)
   }
 }
 
-// The same for a layer's usual norm, for GEMMs in BF16 or E4M3: its weight is in shared memory
-// before the rows are ready, and four lanes of a half warp compute its four scales.
+// The same for plain norms, for GEMMs in BF16 or E4M3: the weight is in shared memory before the
+// rows are ready, and four lanes of a half warp compute its four scales.
 template <bool kE4M3>
-struct Staged {  // units of a row; 16 bytes of each row, one after the other
+struct Staged {  // units of a row: 16 bytes of each of the tile's rows
   static constexpr int kUnits = kE4M3 ? 2 : 1;
   static __host__ __device__ int bytes(int cols) { return cols / (kUnits * kUnit) * kStagedUnit; }
-  static __host__ __device__ int all(int cols) {  // with the weight, and scales
+  static __host__ __device__ int all(int cols) {  // with the weight and scales
     return bytes(cols) + cols * 4 + cols / kE4M3Cols * kTileRows * 4;
   }
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A row's part of the tile: a thread's four lanes from column c on, each 4 lanes' units apart.
+// Stages a row's part of the tile: a thread's four lanes from column c on, each 4 lanes' units
+// apart.
 template <bool kE4M3>
 __device__ __forceinline__ void stage(uint8_t* staged, float* scales, int row, int c, int n,
                                       const float (&v)[4][kUnit]) {
@@ -459,7 +460,7 @@ __device__ __forceinline__ void stage(uint8_t* staged, float* scales, int row, i
   }
 }
 
-// Four rows of core matrices: runs of 64 bytes, and of 16 of scales.
+// Writes four rows of core matrices in runs of 64 bytes, and scales in runs of 16.
 template <bool kE4M3>
 __device__ __forceinline__ void put_staged(const Activations& act, const uint8_t* staged,
                                            const float* scales, int first, int n) {

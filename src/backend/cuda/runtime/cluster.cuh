@@ -1,4 +1,4 @@
-// Blocks of a cluster: waiting for each other, and reading each other's shared memory (Hopper).
+// Cluster barriers, and access to the shared memory of other blocks of a cluster (Hopper).
 #pragma once
 
 #include "backend/cuda/runtime/common.cuh"
@@ -15,8 +15,8 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-// Where nothing is handed over but barriers that barriers_ready() has told of: the other one is a
-// fence that waits for all copies in flight.
+// For a cluster barrier that only makes initialised barriers visible (barriers_ready()): the
+// release variant is a fence that waits for all copies in flight.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -26,21 +26,20 @@ __device__ __forceinline__ void cluster_sync() {
   cluster_arrive();
   cluster_wait();
 }
-// In place of cluster_arrive() where nothing but barriers is handed over: what releases to a
-// cluster waits for all of the block's bulk copies.
+// The same, not `aligned`: may be called by diverged threads.
 __device__ __forceinline__ void cluster_begun() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
 }
-// At a barrier of a block of the cluster, after reads only.
+// Arrives at a barrier of any block of the cluster; orders reads only.
 __device__ __forceinline__ void arrive_at(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 #endif
 }
-// Stores in a block of the cluster and says so at a barrier there, both places as place_in_block()
-// has them.
+// Stores to a block of the cluster and signals a barrier there; both addresses are from
+// place_in_block().
 __device__ __forceinline__ void send(uint32_t to, const float (&v)[4], uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -50,7 +49,7 @@ __device__ __forceinline__ void send(uint32_t to, const float (&v)[4], uint32_t 
       : "memory");
 #endif
 }
-// What stands at the same place of another block of the cluster.
+// The address of p in another block of the cluster.
 __device__ __forceinline__ uint32_t place_in_block(const void* p, int rank) {
   uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(p));
 #if __CUDA_ARCH__ >= 900
@@ -102,7 +101,7 @@ __device__ __forceinline__ void to_block(float4* p, int rank, const float (&v)[4
                : "memory");
 #endif
 }
-// The same in one with its bytes' arrival at a barrier there.
+// Stores to a block of the cluster and signals a barrier there, at the same addresses as here.
 __device__ __forceinline__ void send_to_block(float* p, int rank, float v, uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(

@@ -1,9 +1,9 @@
-// What the plug-in's kernels share: launches that overlap, fragments, exact arithmetic.
+// Shared by all kernels of the plug-in: overlapping launches, fragments, exact arithmetic.
 //
 // Every kernel calls wait() before it reads what an earlier kernel wrote, or writes anything: it
-// may be started while its predecessor still runs (programmatic dependent launch), so that it
-// fetches weights in the meantime. Sums that must not depend on the batch are written with
-// __fmaf_rn and friends, which the compiler leaves as they are.
+// may start while its predecessor still runs (programmatic dependent launch), so that it can fetch
+// weights in the meantime. Sums that must not depend on the batch are written with __fmaf_rn and
+// similar intrinsics, which the compiler doesn't reorder or contract.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,21 +14,21 @@
 
 namespace freshet::cuda {
 
-inline constexpr size_t kSharedOfSm = 227 << 10;  // bytes of shared memory of Hopper's
+inline constexpr size_t kSharedOfSm = 227 << 10;  // shared memory of a Hopper SM, in bytes
 
 __device__ __forceinline__ void wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Lets the next kernel start as soon as there is room for it.
+// Lets the next kernel start as soon as its blocks fit (programmatic dependent launch).
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// `cluster`: blocks of a cluster; 1: no cluster.
+// `cluster`: blocks per cluster; 1: no cluster.
 template <class... P, class... A>
 int launch_cluster(const Context& ctx, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                    dim3 cluster, A... args) {
@@ -63,8 +63,8 @@ int raise_shared(Kernel kernel, size_t bytes) {
                                                static_cast<int>(bytes)));
 }
 
-// Asks for the largest shared memory beside this kernel's blocks, so that blocks of another kernel
-// find room on the same multiprocessor.
+// Asks for the largest shared memory carve-out, so that blocks of another kernel fit on the same
+// SM.
 template <class Kernel>
 int leave_shared(Kernel kernel) {
   return static_cast<int>(cudaFuncSetAttribute(
@@ -116,7 +116,7 @@ __device__ __forceinline__ void ldmatrix2_trans(uint32_t (&r)[2], const void* ro
                : "r"(at));
 }
 
-// Where element (row, col) of activations lies, in elements.
+// Index of element (row, col) of the activations.
 __device__ __forceinline__ int64_t activation_at(const Activations& act, int64_t row, int64_t col,
                                                  int64_t cols) {
   if (act.core_tiles > 0) {
@@ -128,14 +128,14 @@ __device__ __forceinline__ int64_t activation_at(const Activations& act, int64_t
   const int64_t lane = (row & 7) * 4 + ((c & 7) >> 1);
   return (((row >> 3) * chunks + (col >> 5)) * 32 + lane) * 8 + (c >> 3) * 2 + (c & 1);
 }
-// Two neighbouring activations, at an even column.
+// Writes two adjacent activations, at an even column.
 __device__ __forceinline__ void put_pair(const Activations& act, int64_t row, int64_t col,
                                          int64_t cols, float low, float high) {
   reinterpret_cast<uint32_t*>(act.data)[activation_at(act, row, col, cols) / 2] =
       pack_bf16(low, high);
 }
 
-// To E4M3, to nearest even; what is larger than the largest becomes it.
+// Converts to E4M3, rounding to nearest even and saturating.
 __device__ __forceinline__ uint32_t two_e4m3(float low, float high) {
 #if __CUDA_ARCH__ >= 890
   uint16_t v;
@@ -153,7 +153,7 @@ __device__ __forceinline__ uint32_t two_e4m3(float low, float high) {
 #endif
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
-// Takes the largest of 128 numbers to 448, and back.
+// Scales the largest magnitude of 128 values to 448, and back.
 struct E4M3Scale {
   float up, down;
 };
@@ -162,13 +162,14 @@ __device__ __forceinline__ E4M3Scale e4m3_scale(float most) {
   if (!(most > kLeast)) return {0.0f, 0.0f};
   return {__fdiv_rn(kMost, most), __fdiv_rn(most, kMost)};
 }
-// Eight neighbours' codes.
+// Codes of eight adjacent values.
 __device__ __forceinline__ uint2 e4m3_codes(const float (&v)[8], const E4M3Scale& scale) {
   const float up = scale.up;
   return make_uint2(two_e4m3(v[0] * up, v[1] * up) | two_e4m3(v[2] * up, v[3] * up) << 16,
                     two_e4m3(v[4] * up, v[5] * up) | two_e4m3(v[6] * up, v[7] * up) << 16);
 }
-// Eight neighbouring activations, at a column that is a multiple of 8, with their 128's scale.
+// Writes eight adjacent activations, at a column that is a multiple of 8, with the scale of their
+// group of 128.
 __device__ __forceinline__ void put_scaled(const Activations& act, int64_t row, int64_t col,
                                            const float (&v)[8], const E4M3Scale& scale) {
   uint8_t* tile = act.data + ((col >> 7) * act.core_tiles + (row >> 3)) * kE4M3TileBytes;
@@ -179,7 +180,7 @@ __device__ __forceinline__ void put_scaled(const Activations& act, int64_t row, 
     reinterpret_cast<float*>(tile + kTokenTile * kE4M3Cols)[of_tile] = scale.down;
   }
 }
-// The largest of a half warp's 128.
+// Largest magnitude among a half warp's 128 values.
 __device__ __forceinline__ float most_of_128(const float (&v)[8]) {
   float most = 0.0f;
 #pragma unroll
@@ -195,9 +196,9 @@ __device__ __forceinline__ void put_e4m3(const Activations& act, int64_t row, in
 }
 #endif
 
-// Eight neighbouring numbers of a row: what a thread of the row ops takes at once.
+// Eight adjacent elements of a row: the unit that a thread of the row operations processes.
 inline constexpr int kUnit = 8;
-// Of row `p`, from column c on; zeros beyond n. `whole`: rows start at multiples of 16 bytes.
+// Loads a unit of row `p` from column c on; zeros beyond n. `whole`: rows are 16-byte aligned.
 __device__ __forceinline__ void load_unit(float (&v)[kUnit], const float* p, int64_t c, int64_t n,
                                           bool whole) {
   if (whole && c + kUnit <= n) {
@@ -225,7 +226,7 @@ __device__ __forceinline__ void store_unit(float* p, const float (&v)[kUnit], in
 __host__ __device__ inline bool whole_rows(const float* p, int64_t stride) {
   return (reinterpret_cast<uintptr_t>(p) / 4 | static_cast<uintptr_t>(stride)) % 4 == 0;
 }
-// Eight activations, at a column that is a multiple of 8.
+// Writes eight activations, at a column that is a multiple of 8.
 __device__ __forceinline__ void put_unit(const Activations& act, int64_t row, int64_t col,
                                          int64_t cols, const float (&v)[kUnit]) {
   uint4 packed = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
@@ -235,19 +236,20 @@ __device__ __forceinline__ void put_unit(const Activations& act, int64_t row, in
     *reinterpret_cast<uint4*>(to) = packed;
     return;
   }
-  // A pair a lane.
+  // One pair per lane of the fragment.
   *reinterpret_cast<uint32_t*>(to) = packed.x;
   *reinterpret_cast<uint32_t*>(to + 16) = packed.y;
   *reinterpret_cast<uint32_t*>(to + 32) = packed.z;
   *reinterpret_cast<uint32_t*>(to + 48) = packed.w;
 }
 
-// Columns of a row of activations, with those that fill it up.
+// Columns of a row of activations, including padding.
 __host__ __device__ inline int64_t padded_cols(const Activations& act, int64_t cols) {
   const int64_t unit = act.e4m3 != 0 ? kE4M3Cols : kPadCols;
   return (cols + unit - 1) / unit * unit;
 }
-// The same in the order that `act` names; of E4M3 a half warp's 16 threads put 128 neighbours.
+// The same in the layout of `act`; for E4M3 the 16 threads of a half warp write 128 adjacent
+// values.
 __device__ __forceinline__ void put_any(const Activations& act, int64_t row, int64_t col,
                                         int64_t cols, const float (&v)[kUnit]) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
@@ -277,7 +279,7 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Barriers in shared memory, and the bulk copies that report to them (Hopper).
+// Barriers in shared memory, and the bulk copies that signal them (Hopper).
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
@@ -313,12 +315,12 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t b
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
-// What threads wrote to memory, for copies that follow a barrier.
+// Makes writes to global memory visible to bulk copies that follow a barrier.
 __device__ __forceinline__ void memory_for_copies() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
-// Copies to memory, of bytes of shared memory that its writers have handed over with
-// shared_for_copies() and a barrier.
+// Bulk copies to global memory: their shared memory must be handed over with shared_for_copies()
+// and a barrier.
 __device__ __forceinline__ void shared_for_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -329,7 +331,7 @@ __device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t 
       "r"(shared_address(from)), "r"(bytes)
       : "memory");
 }
-// This thread's copies have read what they copy, or are over.
+// Waits until this thread's bulk stores have read their shared memory, or have ended.
 __device__ __forceinline__ void bulk_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }

@@ -27,7 +27,7 @@ struct Context : DeviceLimits {
   mutable std::map<std::pair<const void*, size_t>, int> known;
 };
 
-// A number that depends only on the device and a kernel, such as its occupancy with `bytes` of
+// A value that depends only on the device and a kernel, such as its occupancy with `bytes` of
 // shared memory. compute() is called once per context.
 template <class Compute>
 int known_of(const Context& ctx, const void* kernel, size_t bytes, const Compute& compute) {

@@ -30,8 +30,8 @@ bool fits(const KernelRow<Problem>& row, const DeviceLimits& limits, const Probl
          problem.tokens <= row.m_max && row.supports(limits, problem);
 }
 
-// The index of the row that runs the problem: `forced` if it fits, otherwise the first one that
-// does; -1 if there is none.
+// The index of the row that runs the problem: `forced` if it fits, otherwise the first that fits;
+// -1 if there is none.
 template <class Problem, int N>
 int choose(const KernelRow<Problem> (&rows)[N], const DeviceLimits& limits, const Problem& problem,
            int forced = -1) {

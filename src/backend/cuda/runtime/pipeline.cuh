@@ -1,8 +1,9 @@
-// Pipelines of stages in shared memory, between threads that fill stages and warps that read them
-// (Hopper). All producer/consumer pipelines of the plug-in's kernels are built from this file.
+// Pipelines of stages in shared memory, between producer threads that fill stages and consumer
+// warps that read them (Hopper). All producer/consumer pipelines of the plug-in's kernels are built
+// from this file.
 //
-// Each stage has two barriers. `full` completes when all that fills the stage is there: the bytes
-// that producers announced and the arrivals of producers. `empty` completes when every reading warp
+// Each stage has two barriers. `full` completes when the whole stage has arrived: the bytes that
+// producers announced, and the arrivals of producers. `empty` completes when every consumer warp
 // has released the stage. Each side keeps its own position, a stage and the phase of its barriers:
 //
 //   producer: acquire(at); expect(at.stage, bytes); bulk copies that report to filled(at.stage)
@@ -91,8 +92,8 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, int phase) {
       : "memory");
 }
 
-// The barriers of a pipeline; Barrier is uint64_t* or, by shared address, uint32_t. Those of
-// neighbouring stages lie kStride barriers apart.
+// The barriers of a pipeline; Barrier is uint64_t* or, by shared address, uint32_t. The barriers of
+// adjacent stages are kStride barriers apart.
 template <class Barrier, int kStride = 1>
 struct PipelineOf {
   Barrier full, empty;
@@ -141,12 +142,12 @@ struct PipelineOf {
         : "memory");
     return is != 0;
   }
-  // All lanes of a warp, which have come this far together; `lane` of them arrives.
+  // Called by all lanes of a converged warp; `lane` arrives.
   __device__ __forceinline__ void release(int stage, int lane = 0) const {
     if (static_cast<int>(threadIdx.x % 32) == lane) barrier_arrive(emptied(stage));
   }
-  // The same where two blocks of a cluster fill the stage: each hears of it from a lane. By address
-  // only; `blocks` 1: no cluster.
+  // The same if the blocks of a cluster fill the stage: one lane per block signals that block's
+  // barrier. By address only; `blocks` 1: no cluster.
   __device__ __forceinline__ void release_to_blocks(int stage, int blocks) const {
     const auto lane = static_cast<int>(threadIdx.x % 32);
     const uint32_t own = emptied(stage);

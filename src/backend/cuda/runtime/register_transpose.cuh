@@ -24,7 +24,7 @@ __device__ __forceinline__ uint4 transposed(const uint32_t (&row)[4]) {
   return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
-// Transposes an 8 by 8 BF16 matrix; each lane has two adjacent numbers of a row.
+// Transposes an 8 by 8 BF16 matrix; each lane has two adjacent elements of a row.
 __device__ __forceinline__ uint32_t transposed(uint32_t two) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(two));
   return two;

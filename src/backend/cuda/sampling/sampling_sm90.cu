@@ -1,17 +1,23 @@
-// Tokens drawn from rows of logits, as ops/sample.h's words say: the rule of sampling/sampler.h, to
-// the bit (Hopper).
+// Samples tokens from rows of logits according to sampling descriptors (ops/sample.h);
+// bit-identical to sampling/sampler.h (Hopper).
 //
-// A cluster of blocks keeps a row in shared memory: thread t of block b has `each` neighbouring
-// columns from (b * kThreads + t) * each on; `each` is odd, so that the lanes of a warp find theirs
-// in different banks. Shares are whole numbers, so no order of sums matters. Where top-k and top-p
-// end is looked for in sixteenths of where it may be: a pass adds up what is in each, until all of
-// the one that it must be in is wanted. The first sixteenths are equal steps of logits, the
-// others of its distance from the largest as ordered integers. Once few columns of a block are in
-// question, they are listed. Ties are dealt out in order of columns, by one scan over the cluster.
+// A cluster of blocks holds one row of logits in shared memory: thread t of block b has `each`
+// neighbouring columns from (b * kThreads + t) * each on; `each` is odd, which avoids bank
+// conflicts between the lanes of a warp. Token weights (softmax numerators) are fixed-point
+// integers, so the order of sums doesn't matter.
 //
-// In the race that draws (ops/race.h) a warp has a tile at a time, and a lane four of its columns.
-// Each lane finds, by fast arithmetic that is never above the true one, the earliest times of its
-// columns; only what may be first in its block is computed exactly.
+// The threshold of top-k and top-p is found by a radix search over histograms of 16 bins: each pass
+// sums the weights per bin and goes on with the bin that holds the threshold, until the threshold
+// is a single value or that whole bin is kept. The bins of the first pass are equal steps of the
+// logit; those of later passes are equal steps of the distance from the largest logit, as ordered
+// integers. As soon as few columns of a block are left in the bin, they are listed, and later
+// passes read only the list. Ties at the threshold are kept in column order, by one scan over the
+// cluster.
+//
+// The draw is an exponential race (ops/race.h), another form of the Gumbel-max trick: the token
+// with the lowest time wins. A warp takes a tile of columns at a time, and each lane four of its
+// columns. Fast arithmetic gives a lower bound of each column's time; only columns that may be
+// first in their block are computed exactly.
 #include <cfloat>
 #include <climits>
 
@@ -30,11 +36,11 @@ constexpr int kMostListed = 4096, kFewestListed = 1024;  // columns of a block
 constexpr uint32_t kLeastKey = 0x00800000;               // key_of(-FLT_MAX)
 constexpr unsigned kAll = 0xffffffff;
 constexpr float kNone = -INFINITY;
-// In octaves below the largest logit: from where a weight has less than 2^10 units of 2^-44, and
-// from where it has none.
+// In octaves below the largest logit: from here on a weight has less than 2^10 units of 2^-44 (so
+// that rounding matters), and from here on it is zero.
 constexpr float kRoundedFrom = 34.0f, kNoShareFrom = 46.0f;
 
-// Integers in the order of the numbers.
+// Maps floats to integers of the same order.
 __device__ __forceinline__ uint32_t key_of(float v) {
   const uint32_t bits = __float_as_uint(v);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
@@ -62,7 +68,7 @@ __device__ __forceinline__ Weight weight_of(float x) {
   return x > -31.5f ? __float2ull_rn(__uint_as_float(bits) * 0x1p44f) : 0;
 }
 
-// 2^x, wrong by less than 2^-20.
+// 2^x with an error below 2^-20.
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -74,7 +80,7 @@ __device__ __forceinline__ Weight sum_of_warp(Weight v) {
   for (int step = 16; step > 0; step >>= 1) v += __shfl_xor_sync(kAll, v, step);
   return v;
 }
-// Of this lane and those in front of it.
+// Inclusive prefix sum over the lanes of a warp.
 __device__ __forceinline__ Weight scan_of_warp(Weight v, int lane) {
 #pragma unroll
   for (int step = 1; step < 32; step <<= 1) {
@@ -84,21 +90,21 @@ __device__ __forceinline__ Weight scan_of_warp(Weight v, int lane) {
   return v;
 }
 
-// A row in the hands of a cluster; everything here is done by all of its threads.
+// A row of logits held by a cluster; all threads of the cluster call every method together.
 template <int kBlocks>
 struct Row {
   float* v;              // [kThreads * each] of this block
-  Weight* table;         // [kBins][kThreads], zeros between uses
-  Weight (*box)[kBins];  // [2]: what blocks show each other, in turns
+  Weight* table;         // the histogram: [kBins][kThreads], zeros between uses
+  Weight (*box)[kBins];  // [2]: what blocks exchange, double-buffered
   Weight* of_warps;      // [kWarps]
   uint16_t* list;        // [room]
-  int* listed;           // the number of columns to list
+  int* listed;           // the number of listed columns
   int room;
-  int each, first;  // columns of a thread; the block's first
+  int each, first;  // columns per thread; the block's first column
   int rank, turn;
   float most, scale;  // the largest logit, 1 / temperature
-  float steep;        // steps of a logit
-  // Kept: what is above `least`, and equal to it up to column `last_tie`.
+  float steep;        // bins per unit of logit in the first pass
+  // Kept: logits above `least`, and those equal to it up to column `last_tie`.
   float least;
   int last_tie;
 
@@ -112,7 +118,7 @@ struct Row {
   __device__ __forceinline__ Weight share(float x) const {
     return weight_of(__fmul_rn(__fsub_rn(x, most), scale));
   }
-  // g(numbers, at): this thread's columns, kBatch at once; kNone beyond the last.
+  // Calls g(values, at) for this thread's columns, kBatch at a time; kNone beyond the last.
   template <class G>
   __device__ __forceinline__ void batches(const G& g) const {
     const int end = (thread() + 1) * each;
@@ -123,7 +129,7 @@ struct Row {
       g(x, i);
     }
   }
-  // The sum over blocks of what each put into box[turn][i], in lanes i < kBins.
+  // Cluster reduction: the sum over all blocks of box[turn][i], in lanes i < kBins.
   __device__ __forceinline__ Weight meet() {
     cluster_sync();
     Weight sum = 0;
@@ -134,7 +140,7 @@ struct Row {
     turn ^= 1;
     return sum;
   }
-  // Of all threads' numbers.
+  // Largest and smallest over all threads of the cluster.
   struct Ends {
     Weight largest;
     uint32_t smallest;
@@ -168,8 +174,9 @@ struct Row {
     turn ^= 1;
     return all;
   }
-  // f deals shares to those columns that are `in`; of all of them together, number target_of(all)
-  // is whose? -1 in all blocks but one, where the thread that knows has the column.
+  // f gives weights to the columns for which `in` holds. Returns the column in whose weight the
+  // target_of(total weight)-th unit falls, in column order; only one thread of the cluster has it,
+  // the others get -1.
   template <class In, class F, class T>
   __device__ __forceinline__ int owner(const In& in, const F& f, const T& target_of) {
     Weight mine = 0;
@@ -219,20 +226,20 @@ struct Row {
     }
     return -1;
   }
-  // The share of a logit as 2^-octaves.
+  // Distance of a logit from the largest one, as octaves of weight.
   __device__ __forceinline__ float octaves(float x) const {
     return __fmul_rn(__fmul_rn(__fsub_rn(most, x), scale), 1.44269504f);
   }
-  // Below the time of a column, for a share of 1 of the largest logit: E is above the first bits of
-  // its noise. A weight of few units may be twice the exponential, since it is rounded, and one
-  // below half a unit is 0.
+  // Lower bound of a column's time, relative to the weight of the largest logit: E is above the
+  // high bits of its noise. Weights are rounded to units, so a small one may be twice the
+  // exponential, and one below half a unit is 0.
   __device__ __forceinline__ float earliest(uint32_t high, float x) const {
     float away = octaves(x);
     if (away > kRoundedFrom) away -= 1.0f;
     const float v = __fmul_rz(__uint2float_rz(high), 0x1p-32f * 0.99f);
     return away < kNoShareFrom ? __fmul_rz(v, exp2_fast(away)) : INFINITY;
   }
-  // Above it.
+  // Upper bound of it.
   __device__ __forceinline__ float latest(uint32_t high, float x) const {
     const float away = octaves(x);
     const float v = __fmul_ru(__uint2float_ru(high), 0x1p-32f) + 0x1p-32f;
@@ -240,8 +247,8 @@ struct Row {
     const float e = v < 0.5f ? v + v * v : -__logf(rest);
     return away < kRoundedFrom ? e * exp2_fast(away) * 1.01f : INFINITY;
   }
-  // Which of the kept columns wins the race; -1 in all threads of the cluster but one. `best` is
-  // the column of the largest logit, which is kept.
+  // The kept column that wins the race; only one thread of the cluster has it, the others get -1.
+  // `best`: the column of the largest logit, which is always kept.
   __device__ __forceinline__ int winner(const ops::RaceStream& stream, int best) {
     const auto word = [](const ops::RaceWords& w, int j) {
       return j == 0 ? w.of[0] : j == 1 ? w.of[1] : j == 2 ? w.of[2] : w.of[3];
@@ -251,12 +258,12 @@ struct Row {
       return word(ops::race_words(stream, ops::race_counter(token)),
                   static_cast<int>(ops::race_word(token)));
     };
-    // This thread's columns: number n is the one in word n % 4 of the warp's tile n / 4.
+    // This thread's columns: the n-th one belongs to word n % 4 of the warp's (n / 4)-th tile.
     const int tiles = each * kThreads / ops::kRaceTile;
     const auto column_of = [&](int n) {
       return (warp() + n / 4 * kWarps) * ops::kRaceTile + n % 4 * 32 + lane();
     };
-    // No logit below this is kept and has a weight: 46 octaves are a distance of 31.9.
+    // No kept logit below this has a weight: 46 octaves are a distance of 31.9.
     const float floor = fmaxf(least, __fsub_rn(most, __fdiv_rn(32.5f, scale)));
     float soonest = INFINITY, next = INFINITY, bound = latest(high_of(best), most);
     int its = 0;
@@ -288,7 +295,8 @@ struct Row {
     for (int w = 0; w < kWarps; ++w) {
       bound = fminf(bound, __uint_as_float(static_cast<uint32_t>(box[turn][w])));
     }
-    // Exactly: what may be first of the block; mostly one column, or one of a few threads.
+    // Exact times of the columns that may be first in the block: usually one column, or those of a
+    // few threads.
     Weight time = ULLONG_MAX;
     uint32_t id = UINT_MAX;
     const bool one = next > bound;
@@ -310,8 +318,8 @@ struct Row {
     }
     return first_of_cluster(time, id);
   }
-  // The id with the lowest time in one thread of the cluster, -1 in the others. Ties go to the
-  // lowest id.
+  // Cluster-wide argmin: the id with the lowest time, in one thread of the cluster (-1 in the
+  // others). Ties go to the lowest id.
   __device__ __forceinline__ int first_of_cluster(Weight time, uint32_t id) {
     Weight least = time;
 #pragma unroll
@@ -345,11 +353,11 @@ struct Row {
     turn ^= 1;
     return rank == 0 && thread() == 0 ? static_cast<int>(id) : -1;
   }
-  // How far below the largest; the last step has all beyond.
+  // First-pass bin of a logit, by its distance from the largest; the last bin takes all the rest.
   __device__ __forceinline__ int step_of(float x) const {
     return static_cast<int>(fminf(__fmul_rn(__fsub_rn(most, x), steep), kBins - 1));
   }
-  // The least distance from the largest key of which the step is this one or a later one.
+  // The smallest distance (in keys) from the largest logit that falls into this bin or a later one.
   __device__ __forceinline__ uint32_t distance_of(int step) const {
     const uint32_t top = key_of(most), furthest = top - kLeastKey;
     if (step_of(most) >= step) return 0;
@@ -362,7 +370,8 @@ struct Row {
       if (shift == 0) return nearer + 1;
     }
   }
-  // What is kept and has a distance in [near, near + span), if that is little enough to be listed.
+  // Lists the kept columns whose distance is in [near, near + span). Returns their number, or -1 if
+  // they don't fit.
   __device__ __forceinline__ int list_up(uint32_t near, uint32_t span) const {
     const uint32_t from = key_of(most) - near;
     if (thread() == 0) *listed = 0;
@@ -382,15 +391,15 @@ struct Row {
     __syncthreads();
     return *listed <= room ? *listed : -1;
   }
-  // Keeps the best, lowest columns first, until their f reach `target_of` all kept ones' f; nothing
-  // changes where that says 0.
+  // Keeps the largest logits (ties in column order) until the sum of their f reaches target_of(the
+  // sum of all kept f). If that is 0, keeps everything.
   template <class F, class T>
   __device__ __forceinline__ void keep_until(const F& f, const T& target_of) {
     const uint32_t top = key_of(most);
-    uint32_t near = 0, span = top - kLeastKey + 1;  // where it must end
+    uint32_t near = 0, span = top - kLeastKey + 1;  // range of distances that holds the threshold
     Weight target = 0, nearer = 0, there = 0, of_least = 0;
     float end = -FLT_MAX;
-    int count = -1;  // of those in the list
+    int count = -1;  // columns in the list; -1: no list yet
     for (bool coarse = true;; coarse = false) {
       const int shift = max(0, 28 - __clz(static_cast<int>(span - 1)));
       const auto put = [&](float x, Weight its) {
@@ -458,7 +467,7 @@ struct Row {
       if (count < 0) count = list_up(near, span);
     }
     int last = INT_MAX;
-    if (nearer + there - target >= of_least) {  // not all that are equal
+    if (nearer + there - target >= of_least) {  // only some of the ties are kept
       const Weight wanted = (target - nearer + of_least - 1) / of_least;
       const int its = owner([&](float x, int at) { return x == end && keeps(x, at); },
                             [](float) -> Weight { return 1; }, [&](Weight) { return wanted - 1; });
@@ -466,7 +475,7 @@ struct Row {
       __syncthreads();
       if (its >= 0) box[turn][0] = static_cast<Weight>(its);
       last = static_cast<int>(__shfl_sync(kAll, meet(), 0));
-    } else if (end <= least) {  // no more is left out than before
+    } else if (end <= least) {  // nothing more is filtered out
       return;
     }
     least = end;
@@ -480,8 +489,8 @@ __device__ __forceinline__ void penalise(float& l, const SampleRow& row, int out
   if (outputs > 0) l = __fsub_rn(l, row.presence);
 }
 
-// What the lists of a row say, to the columns of this block. The row's last token, if it was not
-// known when the lists were made, is one more of what was put out.
+// Applies a row's allowed tokens, penalties, biases and barred tokens to this block's columns. A
+// last token that was not known when the lists were made counts as one more output.
 __device__ __forceinline__ void change(float* v, int first, int count, const SampleRow& row,
                                        const int32_t* words, const int32_t* tokens) {
   __shared__ int was_seen;
@@ -616,7 +625,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const Weight best = ends.largest;
   r.most = value_of(static_cast<uint32_t>(best >> 32));
   r.scale = row.scale;
-  // Two powers of e are a step, or less where the smallest is nearer.
+  // A bin is two units of the scaled logit, or less if the smallest logit is near.
   const float nearer = __fdiv_rn(kBins - 0.125f, __fsub_rn(r.most, value_of(ends.smallest)));
   r.steep = __fmul_rn(row.scale, 0.5f);
   if (nearer > r.steep && nearer < FLT_MAX) r.steep = nearer;
@@ -628,7 +637,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int id = draw(r, row, cols, static_cast<int>(~static_cast<uint32_t>(best)));
     if (id >= 0) ids[blockIdx.y] = id;
   }
-  cluster_sync();  // others may still read from here
+  cluster_sync();  // other blocks may still read this block's shared memory
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -639,13 +648,13 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count && from[i] >= 0) ids[i] = named[from[i]];
 }
 
-// How a row is cut.
+// How a row is split over blocks.
 struct VocabularyCut {
   int each, listed;
   size_t shared;
 };
 VocabularyCut cut_of(int64_t cols, int blocks) {
-  // Two blocks share a multiprocessor, less what each of them has besides.
+  // So that two blocks fit on an SM, with their static shared memory and what the system reserves.
   constexpr size_t kHalf = (kSharedOfSm + 1024) / 2 - 1024 - 512;
   VocabularyCut c = {static_cast<int>(ceil_div(cols, kThreads * blocks)) | 1, kMostListed, 0};
   const size_t all =
@@ -657,15 +666,16 @@ VocabularyCut cut_of(int64_t cols, int blocks) {
   c.shared = all + static_cast<size_t>(c.listed) * sizeof(uint16_t);
   return c;
 }
-// Room for the kernel's static shared memory.
+// Reserve for the kernel's static shared memory.
 constexpr size_t kStaticShared = 4096;
 
-// How many clusters run at once; 0: the device refuses.
+// How many clusters are resident at once; 0: the device can't run the kernel.
 template <int kBlocks>
 int at_once(const Context& ctx, const VocabularyCut& cut) {
   const auto kernel = sample_kernel<kBlocks>;
   return known_of(ctx, reinterpret_cast<const void*>(kernel), cut.shared, [&] {
-    // The most that any vocabulary needs: models of several vocabularies may share the device.
+    // The limit for any vocabulary size, since models with different vocabularies may share the
+    // device.
     if (raise_shared(kernel, kSharedOfSm - kStaticShared) != 0) return 0;
     if (leave_shared(kernel) != 0) return 0;
     cudaLaunchConfig_t config = {};
@@ -699,8 +709,8 @@ int samples(const Context& ctx, int64_t cols) {
              : 0;
 }
 
-// Multiprocessors stand in uneven groups, of which a cluster takes one: of seven blocks more fit in
-// than of eight, which are faster otherwise.
+// SMs come in groups (GPCs) of uneven size, and a cluster must fit into one: more clusters of seven
+// blocks fit than of eight, but eight are faster if they fit.
 int sample(const Context& ctx, const Rows* logits, const int32_t* words, const int32_t* tokens,
            int32_t* ids) {
   const VocabularyCut seven = cut_of(logits->cols, 7), eight = cut_of(logits->cols, 8);

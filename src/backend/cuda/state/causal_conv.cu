@@ -1,5 +1,6 @@
 // Depthwise causal convolutions over the tokens of a sequence. A thread has one channel, with the
-// last inputs in registers. A sum adds the taps in order, oldest input first, behind the bias.
+// last inputs in registers. A sum starts with the bias and adds the taps in order, oldest input
+// first.
 #include "backend/cuda/gemm/glu_activation.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 #include "backend/cuda/state/state.cuh"
@@ -8,10 +9,12 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kConvThreads = 128;
-constexpr int kConvAhead = 16;  // inputs that are loaded together, while others are worked on
+// Inputs that are loaded together, while the previous ones are processed.
+constexpr int kConvAhead = 16;
 constexpr int kMostConvTaps = 16;
 
-// Fewer taps than kTaps are preceded by zeros, which change no sum. Blocks: [channels, sequences].
+// If there are fewer taps than kTaps, zeros precede them, which change no sum. Grid: [channels,
+// sequences].
 template <int kTaps>
 __global__ void __launch_bounds__(kConvThreads)
     causal_conv_kernel(const __grid_constant__ CausalConvArgs a) {

@@ -1,10 +1,10 @@
-// Scans whose state is a matrix for each head: Mamba-2 and linear attention with decay, and the
-// gated delta rule.
+// Scans whose state is a matrix per head: Mamba-2, linear attention with decay, and the gated delta
+// rule.
 //
 // A warp has some columns of a head's state, and a thread kSliceRows rows of one of them, in
-// registers. A sum over the rows is four sums of every fourth row of a slice, added in pairs, and
-// then the slices' sums, added as a tree. What the columns of a head share passes through shared
-// memory, kScanTokens tokens ahead.
+// registers. A sum over the rows is four sums of every fourth row of a slice, added in pairs; the
+// slices' sums are then added as a tree. The inputs that the columns of a head share pass through
+// shared memory, kScanTokens tokens ahead.
 #include "backend/cuda/gemm/glu_activation.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 #include "backend/cuda/state/state.cuh"
@@ -17,11 +17,11 @@ constexpr int kSlicePad = kSliceRows + 4;  // in shared memory, so that slices u
 constexpr int kScanTokens = 8;
 constexpr int kMostScanWarps = 8;
 
-// Both scans by one set of names: rows of the state meet b and c, columns meet x.
+// Arguments of both scans: b and c have one element per state row, x has one per column.
 struct ScanArgs {
   Rows x, out, b, c;
   Rows dt;    // no data: all steps are 1
-  Rows beta;  // of the delta rule
+  Rows beta;  // delta rule only
   const float *dt_bias, *a, *d;
   float dt_min, dt_max;
   int32_t heads, dim, sharing, n;  // `sharing` heads have the same b and c
@@ -29,10 +29,10 @@ struct ScanArgs {
 };
 
 struct ScanStep {
-  float step, decay;  // of the delta rule: step is sigmoid(beta)
+  float step, decay;  // delta rule: step is sigmoid(beta)
 };
 
-// From a token's numbers for the head.
+// The step of a head from a token's inputs.
 template <bool kDelta>
 __device__ __forceinline__ ScanStep step_of(const ScanArgs& a, int head, float dt, float beta) {
   float step = 1.0f;
@@ -68,7 +68,7 @@ __device__ __forceinline__ float sum_of_four(const float (&v)[4]) {
   return __fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3]));
 }
 
-// One token: advances a thread's rows of the state, and returns the sum over all rows.
+// Processes one token: advances a thread's rows of the state, and returns the sum over all rows.
 template <int kSlices, bool kDelta>
 __device__ __forceinline__ float advance(float (&h)[kSliceRows], const float* b, const float* c,
                                          float x, const ScanStep& s) {
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, 2)
   let_next_start();
   const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32, slice = lane / kColumnsOfWarp;
-  const int columns = threads / 32 * kColumnsOfWarp;  // of this block
+  const int columns = threads / 32 * kColumnsOfWarp;  // in this block
   const int in_block = thread / 32 * kColumnsOfWarp + lane % kColumnsOfWarp;
   const int first_column = static_cast<int>(blockIdx.x) * columns;
   const int column = first_column + in_block, head = static_cast<int>(blockIdx.y);
@@ -190,7 +190,8 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, 2)
   int buffer = 0;
   for (int t = s.first; t < s.last; t += kScanTokens, buffer ^= 1) {
     cp_async_wait<0>();
-    __syncthreads();  // these tokens are there, and all threads are done with those before
+    // These tokens have arrived, and all threads have finished with the previous ones.
+    __syncthreads();
     if (t + kScanTokens < s.last) fetch(t + kScanTokens, rooms[buffer ^ 1]);
     cp_async_commit();
     Room& from = rooms[buffer];
@@ -213,8 +214,8 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, 2)
   save(s.slot);
 }
 
-// Divides queries and keys by their lengths, and queries by the root of their size. A warp has one
-// head of one token. Blocks: [token, heads of both].
+// Divides queries and keys by their L2 norms, and queries by the square root of their size. A warp
+// has one head of one token. Grid: [token, heads of both].
 constexpr int kLengthWarps = 4;
 
 __global__ void __launch_bounds__(kLengthWarps * 32)

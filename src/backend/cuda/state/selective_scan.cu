@@ -1,5 +1,5 @@
-// Mamba's scan. A thread has one channel with all its states in registers, and sums over the states
-// in their order. What all channels read, b and c, passes through shared memory.
+// Mamba's selective scan. A thread has one channel with all its states in registers, and sums over
+// the states in order. b and c, which all channels read, pass through shared memory.
 #include "backend/cuda/runtime/kernels.cuh"
 #include "backend/cuda/state/state.cuh"
 
@@ -7,16 +7,16 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kSelectThreads = 64;
-constexpr int kSelectTokens = 8;  // whose inputs are loaded together
+constexpr int kSelectTokens = 8;  // tokens whose inputs are loaded together
 
-// e^x as a power of two; `steep`: x times log2(e).
+// e^x as a power of two; `steep` is x times log2(e).
 __device__ __forceinline__ float two_to(float steep) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(steep));
   return power;
 }
 
-// kStates: at least as many as there are; the others stay zero. Blocks: [channels, sequences].
+// kStates: at least the number of states; the others stay zero. Grid: [channels, sequences].
 template <int kStates>
 __global__ void __launch_bounds__(kSelectThreads)
     selective_scan_kernel(const __grid_constant__ SelectiveScanArgs a) {
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kSelectThreads)
       x[i] = there ? a.x.data[(t + i) * a.x.stride + c] : 0.0f;
       dt[i] = there ? a.dt.data[(t + i) * a.dt.stride + c] : 0.0f;
     }
-    __syncthreads();  // all threads are done with what is there
+    __syncthreads();  // all threads have finished with the previous tokens
     for (int i = static_cast<int>(threadIdx.x); i < kSelectTokens * kStates; i += kSelectThreads) {
       const int token = i / kStates, k = i % kStates;
       const bool there = token < count && k < n;

@@ -1,15 +1,15 @@
-// Shared by the kernels of sequences with states: where a sequence's tokens and states are, and the
+// Shared by the kernels of recurrent layers: where a sequence's tokens and states are, and the
 // functions of the step sizes.
 //
-// Each kernel goes through a sequence's tokens in their order with the state in registers. Prompts,
-// chunks and single tokens are the same code, so results do not depend on how a prompt was cut.
+// Each kernel processes a sequence's tokens in order with the state in registers. Prompts, chunks
+// and single tokens run the same code, so results don't depend on how a prompt was chunked.
 #pragma once
 
 #include "backend/cuda/runtime/common.cuh"
 
 namespace freshet::cuda {
 
-// A sequence's tokens of the step. `begins`: the first of them is the sequence's first.
+// A sequence's tokens of the step. `begins`: the first of them starts the sequence.
 struct StepTokens {
   int first, last;
   bool begins;
@@ -23,7 +23,7 @@ __device__ __forceinline__ StepTokens step_tokens(const StateArgs& s, int sequen
 __device__ __forceinline__ float* state_at(const StateArgs& s, int slot) {
   return reinterpret_cast<float*>(s.data + slot * s.slot_bytes);
 }
-// The slot that keeps the state behind a token; -1: none.
+// The slot that saves the state after a token; -1: none.
 __device__ __forceinline__ int saved_at(const StateArgs& s, int token) {
   return s.saves != nullptr ? s.saves[token] : -1;
 }
