@@ -6,7 +6,6 @@
 #include <random>
 #include <utility>
 
-#include "base/thread_priority.h"
 #include "kv_cache/block_pool.h"
 
 namespace freshet::kv_cache {
@@ -240,7 +239,6 @@ void TierStore::before_step() {
 }
 
 void TierStore::write_blocks() {
-  if (lanes_ == nullptr) give_way();
   std::unique_lock lock(mutex_);
   while (true) {
     to_write_.wait(lock, [this] { return stop_ || !writes_.empty(); });

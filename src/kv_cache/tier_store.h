@@ -1,7 +1,7 @@
 // The tiers of a cache: a BlockStore over a HostTier and, if there is one, a DiskTier.
 //
 // store() copies a block into a slot of the host tier at once, on the caller's thread; a writer
-// thread takes it from there to the disk, when others leave it time. If the writer is behind, or
+// thread takes it from there to the disk. If the writer is behind, or
 // the bandwidth budget is spent, the block is left out. Loads run on reader threads, which write
 // straight into the blocks of the cache: from slots, or from files with one call for all layers.
 // Destroying the store drops loads that wait and writes what is queued for the disk.
