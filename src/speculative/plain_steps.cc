@@ -5,18 +5,17 @@
 namespace freshet::speculative {
 
 bool PlainSteps::take(size_t sequences) {
-  ++steps_;
   Size& size = sizes_[size_of(sequences)];
-  if (left_ == 0 && steps_ > size.due) {
+  if (left_ == 0 && steps_ >= size.due) {
     left_ = kBurst;
     size.due = steps_ + kBetween;
   }
-  if (left_ == 0) return false;
-  --left_;
-  return true;
+  return left_ > 0;
 }
 
 void PlainSteps::done(const StepDone& step, bool ahead) {
+  ++steps_;
+  left_ = std::max(0, left_ - 1);
   if (!ahead || step.drafted > 0 || step.prompt_tokens > 0 || step.shape.sequences <= 0) {
     ahead_ = 0;
     return;

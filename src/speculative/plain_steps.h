@@ -15,11 +15,12 @@ namespace freshet::speculative {
 
 class PlainSteps {
  public:
-  // Before a step: whether it belongs to a burst, and must have no drafts.
+  // Before a step, if nothing runs ahead of it: whether it begins or goes on with a burst, and must
+  // have no drafts.
   bool take(size_t sequences);
-  // Whether the step after the one that was taken last belongs to the burst, too.
+  // Whether the step that runs belongs to a burst, and so the next one may be started behind it.
   bool more() const { return left_ > 0; }
-  // After a step; `ahead`: it had no drafts, and the next one was started behind it.
+  // After each step; `ahead`: it had no drafts, and the next one was started behind it.
   void done(const StepDone& step, bool ahead);
   // The time of plain steps that run ahead as a share of `seconds`, what a single one takes; at
   // most 1, and 1 if it is not known.
