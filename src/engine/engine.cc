@@ -265,7 +265,8 @@ Result<std::unique_ptr<speculative::LengthController>> make_lengths(
       .max_drafts = config.limit(),
       .fixed = config.num_speculative_tokens > 0,
       .lookups = !config.lookups.empty() && !speculative::find_method(config.method)->looks_up,
-      .max_rows = std::min(plan.max_logit_rows, plan.max_num_batched_tokens)};
+      .max_rows = std::min(plan.max_logit_rows, plan.max_num_batched_tokens),
+      .runs_ahead = loaded.model().samples()};
   auto lengths = std::make_unique<speculative::LengthController>(std::move(costs), options);
   drafter.use_costs(lengths->costs());
   return lengths;

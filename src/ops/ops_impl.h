@@ -50,6 +50,7 @@ struct Ops::Impl {
   Capabilities capabilities;
   bool reference = false;
   std::vector<const MatmulKernel*> matmul;        // [formats] the planned row
+  const MatmulKernel* exact_f32 = nullptr;        // of F32 weights for Use::kExact
   std::vector<const AttentionKernel*> attention;  // the rows that can run here, best first
   const VectorKernels* vector = nullptr;
   const ScoreKernel* scores = nullptr;

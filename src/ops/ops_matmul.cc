@@ -209,6 +209,7 @@ Result<Weight> Ops::pack(quant::Format format, std::span<const uint8_t* const> r
   w.cols = cols;
   w.use = use;
   if (Device* d = device()) {
+    const Use packed_for = use == Use::kExact ? Use::kProducts : use;
     w.kernel = d->matmul_row(format);
     if (w.kernel == nullptr) {
       return unsupported(
@@ -221,10 +222,11 @@ Result<Weight> Ops::pack(quant::Format format, std::span<const uint8_t* const> r
         look(rows[static_cast<size_t>(r)]);
       }
     });
-    FRESHET_ASSIGN_OR_RETURN(w.packed, d->pack(impl_->pool, format, rows, cols, use));
+    FRESHET_ASSIGN_OR_RETURN(w.packed, d->pack(impl_->pool, format, rows, cols, packed_for));
     return w;
   }
-  w.kernel = impl_->matmul[static_cast<size_t>(format)];
+  const bool exact = use == Use::kExact && format == quant::Format::kF32;
+  w.kernel = exact ? impl_->exact_f32 : impl_->matmul[static_cast<size_t>(format)];
   FRESHET_ASSIGN_OR_RETURN(w.packed, impl_->weights.take(w.kernel->packed_bytes(w.rows, cols)));
   impl_->pool.parallel_for(panels_of(w), [&](int64_t panel, int) {
     const uint8_t* panel_rows[kPanelRows] = {};

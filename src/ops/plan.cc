@@ -118,6 +118,12 @@ Result<std::unique_ptr<Ops>> Ops::create(ThreadPool& pool, const KernelTable& ba
   const Tables tables{options.reference && !plain ? none : backend, reference, capabilities,
                       forced};
   FRESHET_RETURN_IF_ERROR(plan_matmul(tables, impl->matmul));
+  impl->exact_f32 = impl->matmul[static_cast<size_t>(quant::Format::kF32)];
+  for (const MatmulKernel& row : backend.matmul) {
+    if (!impl->exact_f32->always_fine) break;
+    if (row.format == quant::Format::kF32 && capabilities.has(row.isa) && !row.always_fine)
+      impl->exact_f32 = &row;
+  }
   FRESHET_RETURN_IF_ERROR(plan_attention(tables, impl->attention));
   FRESHET_RETURN_IF_ERROR(plan_vector(tables, impl->vector));
   for (const auto rows : {tables.backend.scores, tables.reference.scores}) {

@@ -22,8 +22,9 @@ struct MatmulKernel;
 inline constexpr int kPackedVersion = 1;
 
 // The use that a weight is packed for: a device may need a different byte order for each. Tables
-// are used for lookups, and may be used in GEMMs too.
-enum class Use : uint8_t { kProducts, kExperts, kTable };
+// are used for lookups, and may be used in GEMMs too. kExact: GEMMs in F32 arithmetic, also where
+// the usual kernel splits F32 weights.
+enum class Use : uint8_t { kProducts, kExperts, kTable, kExact };
 
 struct Weight {
   quant::Format format = quant::Format::kF32;

@@ -226,8 +226,11 @@ void LengthController::keep_pilots(std::span<const DraftRequest> requests,
 
 void LengthController::choose_paid(std::span<DraftRequest> requests, std::vector<int>& lengths) {
   const double least = on_ ? kStayOn : kTurnOn;
+  if (options_.runs_ahead && !options_.lookups && plain_steps_.take(requests.size()))
+    return lengths.assign(requests.size(), 0);
   const Plan best = best_plan(requests, lengths, least, true);
-  const double gain = best.gain() * correction();
+  const double share = plain_steps_.share(requests.size(), best.plain_seconds);
+  const double gain = best.gain() * correction() * share;
   on_ = best.drafts() && gain > least;
   lengths.assign(requests.size(), 0);
   if (!on_) return probe(requests, lengths);
@@ -313,6 +316,7 @@ void LengthController::drafted(std::span<DraftRequest> requests, double seconds)
 }
 
 bool LengthController::resting() const {
+  if (plain_steps_.more()) return true;
   return !options_.fixed && !options_.lookups && !on_ && budget_ < 0.0 && !drafts_free(1);
 }
 
@@ -331,27 +335,36 @@ void LengthController::stepped(const StepDone& step) {
   plain.row_context -=
       step.drafted * step.shape.row_context / std::max<int64_t>(1, step.shape.rows);
   if (probing_) {
-    budget_ -= drafting + costs_.seconds(step.shape) - costs_.seconds(plain);
+    // Neither this step nor the one in front ran ahead.
+    const double usual = costs_.seconds(plain);
+    const auto size = static_cast<size_t>(step.shape.sequences);
+    const double lost = usual * (1.0 - plain_steps_.share(size, usual));
+    budget_ -= drafting + costs_.seconds(step.shape) - usual + 2.0 * lost;
   } else if (!on_) {
     budget_ = std::min(budget_ + kProbeShare * step.seconds, step.seconds);
   }
+  const bool ahead = step.drafted == 0 && resting();
+  plain_steps_.done(step, ahead);
   if (step.prompt_tokens > 0 || step.shape.sequences == 0) return;
-  costs_.correct(step.shape, step.seconds);
+  if (!ahead || !options_.runs_ahead) costs_.correct(step.shape, step.seconds);
   if (!planned) return;
   const double usual = costs_.seconds(step.shape);
   const double took = std::clamp(step.seconds, usual / kLongStep, usual * kLongStep) + drafting;
   const auto sequences = static_cast<double>(step.shape.sequences);
   const double would = costs_.seconds(plain) * static_cast<double>(step.tokens) / sequences;
+  const double share =
+      plain_steps_.share(static_cast<size_t>(step.shape.sequences), costs_.seconds(plain));
   const double expected =
       plan_.plain_seconds * plan_.tokens / static_cast<double>(plan_.lengths.size());
   if (step.drafted == 0) {
-    all_measured_.add(took - drafting, took, 1.0);
-    all_expected_.add(plan_.plain_seconds, plan_.seconds, 1.0);
+    const double of_plain = ahead ? 1.0 : share;
+    all_measured_.add((took - drafting) * of_plain, took, 1.0);
+    all_expected_.add(plan_.plain_seconds * of_plain, plan_.seconds, 1.0);
     measured_steps_ *= kForgetGain;
     return;
   }
-  all_measured_.add(would, took, 1.0);
-  all_expected_.add(expected, plan_.seconds, 1.0);
+  all_measured_.add(would * share, took, 1.0);
+  all_expected_.add(expected * share, plan_.seconds, 1.0);
   measured_.add(would, took, kRecent);
   expected_.add(expected, plan_.seconds, kRecent);
   measured_steps_ = measured_steps_ * kRecent + 1.0;

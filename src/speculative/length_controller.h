@@ -10,8 +10,9 @@
 // are copied from a text: while a copy goes on they are accepted far more often than at its
 // beginning, so their rates are kept by how many tokens in a row were right before.
 //
-// Now and then a step runs plain for comparison. The gain that was measured corrects what is
-// expected of the next steps. Used by one thread; it reads no clock.
+// Now and then a step runs plain for comparison; on a device that runs ahead, a burst of them does
+// (plain_steps.h). The gain that was measured corrects what is expected of the next steps. Used by
+// one thread; it reads no clock.
 #pragma once
 
 #include <array>
@@ -23,6 +24,7 @@
 #include "speculative/acceptance_rates.h"
 #include "speculative/draft_lengths.h"
 #include "speculative/drafting_costs.h"
+#include "speculative/plain_steps.h"
 #include "speculative/step_costs.h"
 
 namespace freshet::speculative {
@@ -34,6 +36,8 @@ struct LengthOptions {
   // for in every step, and kept as far as they pay; what follows is about those of the model.
   bool lookups = false;
   int64_t max_rows = 0;  // of decoding sequences in a step; 0: no limit
+  // Plain steps run ahead where nothing is drafted, and are faster than single ones (PlainSteps).
+  bool runs_ahead = false;
 };
 
 class LengthController final : public DraftLengths {
@@ -128,6 +132,7 @@ class LengthController final : public DraftLengths {
   int64_t since_plain_ = 0;   // steps with drafts
   int64_t prompt_tokens_ = 0;
   int64_t controls_ = 0;
+  PlainSteps plain_steps_;
   double measured_steps_ = 0.0;  // recent ones with drafts
   Gain measured_, expected_;     // of recent steps with drafts
   Gain all_measured_, all_expected_;

@@ -3,6 +3,7 @@
 #include "speculative/length_controller.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -22,6 +23,7 @@ struct World {
   double going = 0.0;   // > 0: the acceptance behind a draft that was right
   double noise = 0.0;   // of times, as a factor
   double engine = 1.0;  // what steps with drafts take more in an engine than when measured
+  double ahead = 1.0;   // what plain steps take if another is started behind each of them
   int text = 0;         // > 0: steps of a text, after which others begin with their prompts
   int sequences = 1;
   int prompt = 100;
@@ -83,7 +85,13 @@ class Simulation {
     std::vector<DraftRequest> requests;
     for (size_t i = 0; i < texts_.size(); ++i)
       requests.push_back({.sequence = i + 1, .tokens = texts_[i], .limit = 1000});
-    lengths_.choose(requests);
+    // Behind a step whose tokens are not known yet nothing is drafted, and nobody asks.
+    const bool ahead = std::exchange(ahead_, false);
+    if (ahead) {
+      for (DraftRequest& r : requests) r.limit = 0;
+    } else {
+      lengths_.choose(requests);
+    }
     int rounds = 0;
     double drafting = 0.0;
     for (DraftRequest& r : requests) {
@@ -99,7 +107,7 @@ class Simulation {
       drafting += w.drafting(static_cast<int>(
           std::ranges::count_if(requests, [&](const auto& r) { return r.limit > d; })));
     }
-    lengths_.drafted(requests, drafting);
+    if (!ahead) lengths_.drafted(requests, drafting);
     StepDone done;
     for (size_t i = 0; i < requests.size(); ++i) {
       const std::vector<int32_t>& draft = requests[i].draft;
@@ -112,6 +120,8 @@ class Simulation {
     }
     done.seconds = w.step(done.shape.rows) * (1.0 + w.noise * random());
     if (done.drafted > 0) done.seconds *= w.engine;
+    ahead_ = w.ahead < 1.0 && done.drafted == 0 && lengths_.resting();
+    if (ahead) done.seconds *= w.ahead;
     lengths_.stepped(done);
     result.seconds += done.seconds + drafting;
     result.tokens += done.tokens;
@@ -134,6 +144,7 @@ class Simulation {
   uint64_t seed_, draws_ = 0;
   std::vector<std::vector<int32_t>> texts_;
   std::vector<bool> goes_on_;
+  bool ahead_ = false;    // the step in front left the device busy
   bool watched_ = false;  // the first draft of the last sequence was right
 };
 
@@ -211,6 +222,28 @@ TEST(LengthController, CopiesAreLongerWhileTheyGoOn) {
 }
 
 // Also with a table that is wrong by a factor, as under load, and with noise.
+// Drafts that beat single plain steps, but not those of a device that runs ahead; and drafts that
+// beat both.
+TEST(LengthController, IsHardlySlowerThanPlainStepsThatRunAhead) {
+  for (const int sequences : {1, 32}) {
+    for (const double alpha : {0.1, 0.5, 0.9}) {
+      for (const double ahead : {0.5, 0.7, 0.95}) {
+        World world{.round = 0.02, .row = 0.001, .knee = 1000, .alpha = alpha};
+        world.ahead = ahead;
+        world.sequences = sequences;
+        LengthController lengths(world.costs(), {.max_drafts = 3, .runs_ahead = true});
+        Simulation simulation(lengths, 9);
+        simulation.run(world, 300);
+        const double rate = simulation.run(world, 6000).rate();
+        double best = world.rate(0) / ahead;
+        for (int k = 1; k <= 3; ++k) best = std::max(best, world.rate(k));
+        EXPECT_GT(rate, 0.9 * best) << sequences << " " << alpha << " " << ahead;
+        EXPECT_GT(rate, 0.97 * world.rate(0) / ahead) << sequences << " " << alpha << " " << ahead;
+      }
+    }
+  }
+}
+
 TEST(LengthController, KnowsItsGain) {
   for (const double error : {0.5, 1.0, 1.7}) {
     for (const double alpha : {0.5, 0.8}) {

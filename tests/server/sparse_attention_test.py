@@ -53,7 +53,7 @@ class SparseAttention(unittest.TestCase):
     def test_wrong_ones(self):
         self.refuse(self.serve(), "--sparse-attention", sparse_attention=QUEST)
         server = self.serve("--sparse-attention", json.dumps(QUEST))
-        for wrong, says in (({"policy": "sparq"}, "sparq"), ({"budget": 64}, "policy"),
+        for wrong, says in (({"policy": "sparse"}, "sparse"), ({"budget": 64}, "policy"),
                             ({"policy": "quest", "budget": 16}, "budget"),
                             ({**QUEST, "pages": 3}, "pages"), ([], "sparse_attention"),
                             ("quest", "sparse_attention")):
@@ -63,7 +63,7 @@ class SparseAttention(unittest.TestCase):
         self.refuse(server, "kv_eviction", kv_eviction={"policy": "snapkv", "budget": 64})
 
     def test_wrong_flags(self):
-        for flags, says in ((['{"policy": "sparq"}'], "sparq"), (["{"], "sparse_attention"),
+        for flags, says in ((['{"policy": "spars"}'], "spars"), (["{"], "sparse_attention"),
                             ([json.dumps(QUEST), "--kv-eviction",
                               '{"policy": "snapkv", "budget": 64}'], "--kv-eviction")):
             with self.subTest(flags=flags):

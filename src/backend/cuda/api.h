@@ -355,7 +355,7 @@ struct LaneUnitView {
   uint8_t* host;
   int64_t block;
 };
-inline constexpr int kLaneUnits = 240;  // arguments of a kernel have 4 KB
+inline constexpr int kLaneUnits = 240;  // arguments of a kernel have 4 KiB
 struct LaneUnits {
   int32_t count;
   LaneUnitView units[kLaneUnits];

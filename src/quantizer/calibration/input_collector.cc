@@ -113,7 +113,7 @@ void InputCollector::add_gram(Shared& s, const Matrix& x) {
     std::vector<const uint8_t*> rows(static_cast<size_t>(x.cols));
     for (size_t c = 0; c < rows.size(); ++c)
       rows[c] = reinterpret_cast<const uint8_t*>(turned_.data() + c * static_cast<size_t>(padded));
-    auto weight = ops_.pack(quant::Format::kF32, rows, padded);
+    auto weight = ops_.pack(quant::Format::kF32, rows, padded, ops::Ops::kNoLook, ops::Use::kExact);
     if (!weight.ok()) {
       failure_ = weight.status();
       return;
