@@ -144,8 +144,7 @@ void add_calibrate(CLI::App& program, Context& context, Action& action) {
                 "The importance matrix to write: .gguf, or .dat for older tools");
   c->add_option("--kv-scales", o->kv_scales,
                 "Write factors of keys and values for --kv-cache-dtype fp8: as "
-                "kv_scales.safetensors in the model's folder, they are read with it")
-      ->option_text("FILE");
+                "kv_scales.safetensors in the model's folder, they are read with it");
   c->add_option("--merge", o->merge,
                 "An importance matrix, or factors (.safetensors), to add (may be repeated)")
       ->allow_extra_args(false);

@@ -33,6 +33,8 @@ constexpr std::pair<std::string_view, const char*> kValueNames[] = {
     {"calibration", "FILE"},
     {"evaluate", "FILE"},
     {"plot", "FILE"},
+    {"mmproj", "FILE"},
+    {"kv-scales", "FILE"},
     {"template", "FILE"},
     {"json", "FILE"},
     {"filename", "FILE"},

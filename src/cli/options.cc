@@ -57,7 +57,6 @@ void add_compute_options(CLI::App& c, RunOptions& o) {
 void add_mmproj_option(CLI::App& c, RunOptions& o) {
   c.add_option("--mmproj", o.mmproj,
                "The tower for pictures of a GGUF model: the mmproj .gguf file that belongs to it")
-      ->option_text("FILE")
       ->group("Pictures");
 }
 
