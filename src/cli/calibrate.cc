@@ -105,6 +105,13 @@ Status check(const Options& o) {
   }
   if (!o.kv_scales.empty() && !o.kv_scales.ends_with(".safetensors"))
     return invalid_argument("--kv-scales {}: the name ends in .safetensors", o.kv_scales);
+  for (const std::string& file : o.merge) {
+    const bool scales = file.ends_with(".safetensors");
+    if (scales && o.kv_scales.empty())
+      return invalid_argument("--merge {}: scales are written by --kv-scales FILE", file);
+    if (!scales && o.output.empty())
+      return invalid_argument("--merge {}: an importance matrix is written by -o FILE", file);
+  }
   if (o.texts.empty() && o.merge.empty())
     return invalid_argument("name a text to calibrate on, or files to --merge");
   if (!o.texts.empty() && o.model.empty())

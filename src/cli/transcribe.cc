@@ -1,3 +1,4 @@
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -130,8 +131,12 @@ void add_transcribe(CLI::App& program, Context& context, Action& action) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   c->add_option("--temperature-increment-on-fallback", o->retries.temperature_increment,
-                "Retry a window that fails a threshold, this much hotter each time; 0: no")
-      ->check(CLI::Range(0.0, 1.0))
+                "Retry a window that fails a threshold, at a temperature this much higher; 0: no")
+      ->check([](const std::string& text) -> std::string {
+        const double x = std::strtod(text.c_str(), nullptr);
+        const double least = static_cast<double>(speech::kLeastIncrement) - 1e-6;
+        return x == 0.0 || (x >= least && x <= 1.0) ? "" : "must be 0 or from 0.05 to 1";
+      })
       ->capture_default_str();
   c->add_option("--compression-ratio-threshold", o->retries.compression_ratio,
                 "Make a window again if its text compresses better than this")

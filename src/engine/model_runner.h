@@ -100,7 +100,8 @@ class ModelRunner {
   KvStorage cache_;
   Buffer logits_;   // [max_logit_rows, vocab]
   Buffer sampled_;  // [2, max_logit_rows]
-  // [max_tokens, hidden], or twice as much, one for each turn; its pages are taken when first used.
+  // [max_tokens, hidden], or twice as much, pinned, one for each turn. On the heap its pages are
+  // taken when first used.
   Buffer states_;
   float* state_data_[2];                  // of each turn
   std::vector<Buffer> boundaries_;        // the same for each captured boundary

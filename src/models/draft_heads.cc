@@ -215,7 +215,8 @@ Result<int32_t> mask_token(const Checkpoint& checkpoint, const json::Value& conf
                            const ModelSpec& target) {
   if (find_tensor(checkpoint, "model.mask_hidden") == nullptr) return -1;
   const TensorSource* const own = find_weight(checkpoint, "model.embed_tokens");
-  const int64_t known = own != nullptr ? own->shape.front() : target.vocab_size;
+  const bool sized = own != nullptr && !own->shape.empty();
+  const int64_t known = sized ? own->shape.front() : target.vocab_size;
   for (const char* key : {"pard_token", "ptd_token_id", "mask_token_id"}) {
     const json::Value* const found = config.find(key);
     if (found == nullptr || !found->is_number()) continue;
@@ -259,7 +260,8 @@ Result<Head> plan_eagle3(const Checkpoint& checkpoint, const ModelSpec& target) 
   spec.layers[0].branches[0].norms.in.reset();
   spec.layers[0].attention().input_size = 2 * spec.hidden_size;
   if (!file.has(Role::kFinalNorm)) spec.final_norm.reset();
-  if (const TensorSource* own = file.find(Role::kHead, ".weight")) {
+  if (const TensorSource* own = file.find(Role::kHead, ".weight");
+      own != nullptr && !own->shape.empty()) {
     spec.tied_embeddings = false;
     spec.vocab_size = static_cast<int>(std::min<int64_t>(own->shape.front(), 1 << 24));
   }
@@ -473,7 +475,8 @@ Status read_ends(WeightReader& reader, const Head& head, const ModelSpec& target
       reader.find_name(reader.is_gguf() ? "token_embd.weight" : "model.embed_tokens.weight");
   if (table == nullptr) return {};
   // A mask token may lie behind the target's vocabulary.
-  const int64_t known = std::max<int64_t>(target.vocab_size, table->shape.front());
+  const int64_t known =
+      std::max<int64_t>(target.vocab_size, table->shape.empty() ? 0 : table->shape.front());
   FRESHET_ASSIGN_OR_RETURN(const Rows rows, reader.rows(*table, known, spec.hidden_size));
   return reader.pack(out.embedding, table->name, rows, {}, ops::Use::kTable);
 }

@@ -273,7 +273,7 @@ void ExportPlanner::divisors() {
 }
 
 // Buffers that a model can recompute, a head equal to the embedding, layers behind the last one
-// (they draft further tokens), and a tower for pictures are not written.
+// (they draft further tokens), a tower for pictures, and scales of keys and values are not written.
 Status ExportPlanner::all_used() const {
   const std::string behind = fmt::format("model.layers.{}.", spec_.layers.size());
   for (const TensorSource& t : checkpoint_.tensors()) {
@@ -282,8 +282,9 @@ Status ExportPlanner::all_used() const {
                             t.name.ends_with(".attn.bias") || t.name.ends_with("attention.bias");
     const bool tied_head = spec_.tied_embeddings && t.name.ends_with("lm_head.weight");
     const bool drafts = t.name.starts_with(behind);
+    const bool kv_scale = t.name.ends_with(".k_scale") || t.name.ends_with(".v_scale");
     const bool tower = spec_.vision != nullptr && is_tower_tensor(t.name);
-    if (!used_.contains(t.name) && !made_again && !tied_head && !drafts && !tower)
+    if (!used_.contains(t.name) && !made_again && !tied_head && !drafts && !tower && !kv_scale)
       return unsupported("tensor '{}' has no place in a GGUF file of this architecture", t.name);
   }
   return {};

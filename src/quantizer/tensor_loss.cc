@@ -235,7 +235,7 @@ class LossMeter {
     std::vector<float> stream;
     if (part < parts_.size()) {
       FRESHET_ASSIGN_OR_RETURN(const auto rest, runner());
-      FRESHET_RETURN_IF_ERROR(rest->copy_streams(*base_));
+      if (part > 0) FRESHET_RETURN_IF_ERROR(rest->copy_streams(*base_));
       for (size_t i = part; i < parts_.size(); ++i)
         FRESHET_RETURN_IF_ERROR(rest->advance(parts_[i]));
       FRESHET_ASSIGN_OR_RETURN(stream, stream_of(*rest));

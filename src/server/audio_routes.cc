@@ -149,6 +149,10 @@ void read_retries(FormFields& fields, SpeechRequest& request) {
   fields.read("temperature", options.temperature, 0, 1);
   bool asked =
       fields.read("temperature_increment_on_fallback", retries.temperature_increment, 0, 1);
+  if (retries.temperature_increment != 0.0f &&
+      retries.temperature_increment < speech::kLeastIncrement)
+    fields.fail("temperature_increment_on_fallback",
+                "'temperature_increment_on_fallback' must be 0 or from 0.05 to 1");
   asked |= fields.read("compression_ratio_threshold", retries.compression_ratio, 0, 1000);
   asked |= fields.read("logprob_threshold", retries.logprob, -1000, 0);
   asked |= fields.read("no_speech_threshold", retries.no_speech, 0, 1);

@@ -80,7 +80,7 @@ void LengthController::learn(const DraftRequest& r) {
   const bool known = right == drafted || s.draft_at + static_cast<size_t>(right) < r.tokens.size();
   if (!known) return;
   add_rates(s, right, drafted);
-  s.run = right == drafted ? s.run + right : 0;
+  s.run = s.copied && right == drafted ? s.run + right : 0;
   // A draft that was right has earned its time.
   if (s.probe) budget_ += kProbeRefund * right * plain_token_;
   s.paths.clear();
@@ -281,7 +281,7 @@ void LengthController::drafted(std::span<DraftRequest> requests, double seconds)
     if (!s.paths.empty()) {  // right so far, as far as tokens came
       const auto right = static_cast<int>(r.tokens.size() - s.draft_at);
       add_rates(s, right, right);
-      s.run += right;
+      if (s.copied) s.run += right;
     }
     s.copied = r.looked_up || free_;
     s.run_then = run_class(s.run);

@@ -194,7 +194,8 @@ void Transcription::take(std::span<const int32_t> ids) {
   common.temperature = temperature_;
   const Verdict verdict = judge(common);
   if (verdict == Verdict::kRetry) {
-    temperature_ = std::min(1.0f, temperature_ + options_.retries->temperature_increment);
+    temperature_ = std::min(
+        1.0f, temperature_ + std::max(kLeastIncrement, options_.retries->temperature_increment));
     return;
   }
   const size_t before = segments_.size();

@@ -21,9 +21,12 @@
 
 namespace freshet::speech {
 
+// A smaller increment would make a window again hundreds of times.
+inline constexpr float kLeastIncrement = 0.05f;
+
 // When a window is made again, and when it is skipped (section 4.5 of the paper).
 struct RetryOptions {
-  float temperature_increment = 0.2f;  // of each try; the last one is at temperature 1. 0: none
+  float temperature_increment = 0.2f;  // 0: none, or at least kLeastIncrement
   float compression_ratio = 2.4f;      // made again if the text compresses better than this ...
   float logprob = -1.0f;               // ... or if the mean log-probability of its tokens is lower
   float no_speech = 0.6f;              // skipped if also <|nospeech|> is likelier than this

@@ -127,7 +127,14 @@ class KvScales(QuantizeCase):
         line = self.fails(2, "calibrate", model, first)
         self.assertIn("--kv-scales", line)
         line = self.fails(2, "calibrate", "--merge", files[0], "-o", self.path("i.gguf"))
-        self.assertIn("neither a text nor an importance matrix", line)
+        self.assertIn("scales are written by --kv-scales", line)
+        # Made again with the file in place, and left out of a GGUF file with a warning.
+        again = self.path("again.safetensors")
+        self.succeeds("calibrate", model, first, "--kv-scales", again)
+        self.assertEqual(read_tensors(again), read_tensors(files[0]))
+        done = run("convert", model, "-o", self.path("m.gguf"), "--type", "f16")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("left out", done.stderr)
 
     def test_served(self):
         for architecture in ("llama", "llama-bias", "qwen3"):

@@ -169,6 +169,7 @@ class Transcriptions(Case):
         self.refused("'temperature'", ("temperature", "warm"))
         self.refused("'logprob_threshold'", ("logprob_threshold", "1"))
         self.refused("'no_speech_threshold'", ("no_speech_threshold", "loud"))
+        self.refused("must be 0 or from 0.05", ("temperature_increment_on_fallback", "0.001"))
         self.refused("'condition_on_previous_text'", ("condition_on_previous_text", "maybe"))
         self.refused("'stream'", ("stream", "true"), ("logprob_threshold", "-1"))
         self.refused("words have no times", ("response_format", "verbose_json"), ("timestamp_granularities[]", "word"))

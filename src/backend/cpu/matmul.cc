@@ -99,7 +99,7 @@ constexpr MatmulKernel row() {
           unpack_row_of<f>,
           run<kernels, f>,
           (kernels.gates >> static_cast<int>(f) & 1) != 0,
-          f == Format::kF32};
+          f == Format::kF32 && isa == CpuIsa::kAmx};
 }
 
 constexpr size_t kRows = size_t{8} * kFormats;  // every format with every instruction set

@@ -300,6 +300,7 @@ void depth_stretch(const MatmulCall& c, const MatmulCall& gate, DepthScratch<N>&
       N::split(Lines(c, p).main(at.b0), at.b1 - at.b0, to);
     }
   }
+  // Split panels have no gate (IsaKernels::gates).
   const auto panel_at = [&](const MatmulCall& call, int64_t p) -> const uint8_t* {
     if constexpr (N::kSplit) return s.panels + (p - at.first) * DepthScratch<N>::kPanelBytes;
     return Lines(call, p).main(at.b0);
