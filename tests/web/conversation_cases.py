@@ -31,6 +31,7 @@ class History(ListCase):
         self.ask(page, "And lakes?")
         self.answered(page, 2)
         before = self.texts(page)
+        page.wait_for_timeout(500)  # the page stores an answer a moment after it shows it
         page.reload()
         page.wait_for_selector(".message")
         self.assertEqual(self.texts(page), before)
