@@ -162,7 +162,7 @@ struct Request {
   // Which keys and values are evicted (docs/kv-eviction.md): a JSON object as in
   // EngineOptions::kv_eviction, {"policy": "none"} for none; "": the engine's.
   std::string kv_eviction;
-  // Which keys and values generated tokens read (docs/sparse-attention.md): a JSON object as in
+  // Which keys and values tokens read (docs/sparse-attention.md): a JSON object as in
   // EngineOptions::sparse_attention, {"policy": "none"} for all; "": the engine's. Needs an engine
   // that has one.
   std::string sparse_attention;
@@ -205,9 +205,9 @@ struct EngineOptions {
   // Evicts keys and values of long sequences, which changes their texts (docs/kv-eviction.md). A
   // JSON object such as {"policy": "snapkv", "budget": 1024}; "": all are kept. On the CPU only.
   std::string kv_eviction;
-  // Generated tokens of long sequences read a selection of keys and values, which changes their
-  // texts (docs/sparse-attention.md). A JSON object such as {"policy": "quest", "budget": 1024};
-  // "": they read all. On the CPU only.
+  // Tokens of long sequences read a selection of keys and values: generated ones, and with the
+  // policy "static" those of prompts, too. That changes texts (docs/sparse-attention.md). A JSON
+  // object such as {"policy": "quest", "budget": 1024}; "": all are read. On the CPU only.
   std::string sparse_attention;
   // Maximum sequences per step, and the token budget of a step (chunked prefill). 0: 256 and 2,048
   // (512 with up to 4 threads); on a GPU 1,024 and 8,192 if the workspace of such steps takes at

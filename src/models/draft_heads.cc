@@ -10,6 +10,18 @@
 #include "models/registry.h"
 
 namespace freshet::models {
+
+Result<int32_t> read_mask_token(const json::Value& config, int64_t known, const std::string& path) {
+  for (const char* key : {"pard_token", "ptd_token_id", "mask_token_id"}) {
+    const json::Value* const found = config.find(key);
+    if (found == nullptr || !found->is_number()) continue;
+    const auto id = found->as_int64();
+    if (id && *id >= 0 && *id < known) return static_cast<int32_t>(*id);
+    return invalid_argument("{}: {} is not a token of a vocabulary of {}", path, key, known);
+  }
+  return -1;
+}
+
 namespace {
 
 using loader::Checkpoint;
@@ -217,14 +229,8 @@ Result<int32_t> mask_token(const Checkpoint& checkpoint, const json::Value& conf
   const TensorSource* const own = find_weight(checkpoint, "model.embed_tokens");
   const bool sized = own != nullptr && !own->shape.empty();
   const int64_t known = sized ? own->shape.front() : target.vocab_size;
-  for (const char* key : {"pard_token", "ptd_token_id", "mask_token_id"}) {
-    const json::Value* const found = config.find(key);
-    if (found == nullptr || !found->is_number()) continue;
-    const auto id = found->as_int64();
-    if (id && *id >= 0 && *id < known) return static_cast<int32_t>(*id);
-    return invalid_argument("{}: {} is not a token of an embedding of {}", checkpoint.path(), key,
-                            known);
-  }
+  FRESHET_ASSIGN_OR_RETURN(const int32_t token, read_mask_token(config, known, checkpoint.path()));
+  if (token >= 0) return token;
   return invalid_argument(
       "{}: tensor 'mask_hidden' is for drafts in one pass, and config.json names no mask: none of "
       "pard_token, ptd_token_id and mask_token_id",

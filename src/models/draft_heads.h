@@ -53,6 +53,11 @@ struct HeadOverrides {
   bool absolute_ids = false;        // d2t holds ids instead of offsets
 };
 
+// The token that stands for those to come, of models and heads trained to draft several in one
+// pass: pard_token, ptd_token_id or mask_token_id of their configuration; -1: it names none. An id
+// beyond the `known` rows of the embedding is an error, which names `path`.
+Result<int32_t> read_mask_token(const json::Value& config, int64_t known, const std::string& path);
+
 // What every head takes from its target: the embedding, and its head where it has none.
 void take_ends(ModelSpec& spec, const ModelSpec& target);
 // `checkpoint`: the head's own file or folder, or the target's for an MTP layer.

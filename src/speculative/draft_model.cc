@@ -1,5 +1,6 @@
 // Draft models: a small language model of the same vocabulary, or the first layers of the target.
 #include "base/log.h"
+#include "models/draft_heads.h"
 #include "speculative/exit_layer.h"
 #include "speculative/model_drafter.h"
 #include "speculative/registry.h"
@@ -26,14 +27,10 @@ Result<int32_t> mask_token(const MakeContext& c, const ModelSpec& spec) {
   const Config& config = c.config;
   FRESHET_ASSIGN_OR_RETURN(const auto checkpoint,
                            runtime::open_checkpoint(c.loading, config.model));
-  for (const char* key : {"pard_token", "ptd_token_id", "mask_token_id"}) {
-    const json::Value* const found = checkpoint.config().find(key);
-    if (found == nullptr || !found->is_number()) continue;
-    const auto id = found->as_int64();
-    if (id && *id >= 0 && *id < spec.vocab_size) return static_cast<int32_t>(*id);
-    return invalid_argument("{}: {} is not a token of a vocabulary of {}", config.model, key,
-                            spec.vocab_size);
-  }
+  FRESHET_ASSIGN_OR_RETURN(
+      const int32_t token,
+      models::read_mask_token(checkpoint.config(), spec.vocab_size, config.model));
+  if (token >= 0) return token;
   return invalid_argument(
       "parallel_drafting: {} was not trained for it: its config.json has no pard_token, "
       "ptd_token_id or mask_token_id",

@@ -3,7 +3,8 @@
 // A weight is the sum of two BF16 values, high and low, which leaves an error below 2^-16 of it; an
 // activation is the sum of its coarse and its fine plane. For each 32 k the tiles add high x
 // coarse, high x fine and low x coarse, in this order; low x fine, at most 2^-16 of the product, is
-// left out. Weights stay packed as F32: panels are split for a stretch of K at a time.
+// left out. An infinite weight gives NaN. Weights stay packed as F32: panels are split for a
+// stretch of K at a time.
 #pragma once
 
 #include "backend/cpu/matmul_amx_depth.inl"
@@ -23,6 +24,7 @@ FRESHET_INLINE SplitWeights split_weights(I32 bits) {
   const I32 rest = bits_i(sub_f(bits_f(bits), bits_f(high)));  // exact
   return {high, and_i(add_i(rest, set_i(0x8000)), upper)};     // nearest, ties away from zero
 }
+
 struct NumbersF32 : NumbersBase {
   using Lines = LinesF32;
   static constexpr int kPlanes = 2;
