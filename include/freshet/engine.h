@@ -21,6 +21,7 @@
 namespace freshet {
 
 class Model;
+struct CrossWeights;
 struct PooledHeads;
 struct PictureReading;
 namespace media {
@@ -175,6 +176,9 @@ struct Request {
   // Pictures, made ready for the model's vision tower (src/media/image_input.h). Their rows stand
   // where the prompt has image tokens, in order.
   std::vector<std::shared_ptr<const media::ImageInput>> pictures;
+  // Encoder-decoders, on the CPU: gets the weights of cross-attention of all tokens that the
+  // decoder reads (src/layers/cross_weights.h). One sample only; read it after on_done.
+  std::shared_ptr<CrossWeights> cross_weights;
 };
 
 // Why a request is refused: the field of Request or SamplingParams, and the reason.
@@ -184,7 +188,10 @@ struct RequestError {
 };
 
 struct EngineOptions {
-  std::string model;           // directory, .gguf file, or a known name
+  std::string model;  // directory, .gguf file, or a known name
+  // A JSON object whose members replace those of the same name in the model's config.json; "":
+  // none.
+  std::string hf_overrides;
   int threads = 0;             // 0: one per physical core
   std::string device = "cpu";  // cpu, cuda, cuda:N, or auto: a GPU if there is one
   // Share of the GPU's memory that the engine may use; the KV cache gets the part of it that the

@@ -181,11 +181,19 @@ Result<Wanted> read_wanted(const Options& o) {
   Wanted w;
   FRESHET_ASSIGN_OR_RETURN(w.inputs, read_inputs(o));
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
-  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(path, o.run.mmproj));
+  runtime::LoadOptions loading;
+  loading.model = path;
+  loading.mmproj = o.run.mmproj;
+  loading.hf_overrides = o.run.hf_overrides;
+  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, runtime::open_checkpoint(loading));
   FRESHET_ASSIGN_OR_RETURN(w.spec, read_spec(checkpoint));
   FRESHET_RETURN_IF_ERROR(add_features(w.inputs, path, w.spec));
   w.sound_features = o.features;
-  FRESHET_ASSIGN_OR_RETURN(w.heads, models::read_pooled_heads(checkpoint, w.spec));
+  const auto token_id = [&](std::string_view token) {
+    const auto tokenizer = tokenizer::Tokenizer::load(path);
+    return tokenizer.ok() ? tokenizer->token_to_id(token) : std::nullopt;
+  };
+  FRESHET_ASSIGN_OR_RETURN(w.heads, models::read_pooled_heads(checkpoint, w.spec, token_id));
   w.pictures.resize(w.inputs.size());
   if (o.features) w.features.resize(w.inputs.size());
   for (size_t i = 0; i < w.inputs.size(); ++i) {
@@ -340,6 +348,7 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
       "Also write what is made of audio_i and image_i_k: input_features_i, pixel_values_i");
   logits->add_flag("--json", l->json, "Print what was written as JSON");
   add_mmproj_option(*logits, l->run);
+  add_overrides_option(*logits, l->run);
   add_compute_options(*logits, l->run);
   add_examples(*logits,
                "  freshet eval logits model/ --ids ids.json -o logits.safetensors --reference\n"

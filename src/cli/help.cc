@@ -86,6 +86,7 @@ constexpr std::pair<std::string_view, const char*> kValueNames[] = {
     {"generation-config", "auto|none|FOLDER"},
     {"config", "FILE"},
     {"speculative-config", "JSON"},
+    {"hf-overrides", "JSON"},
     {"body", "JSON"},
     {"percentiles", "N,..."},
     {"metrics", "NAME,..."},

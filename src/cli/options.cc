@@ -60,6 +60,12 @@ void add_mmproj_option(CLI::App& c, RunOptions& o) {
       ->group("Pictures");
 }
 
+void add_overrides_option(CLI::App& c, RunOptions& o) {
+  c.add_option("--hf-overrides", o.hf_overrides,
+               "JSON object whose members replace those of the model's config.json (default: none)")
+      ->group(kRareGroup);
+}
+
 namespace {
 
 void add_tier_options(CLI::App& c, RunOptions& o) {
@@ -193,6 +199,7 @@ eval::SessionOptions session_options(const RunOptions& o, const std::string& pat
   s.force_kernels = o.force_kernels;
   s.weight_cache_dir = weight_cache_of(o, path);
   s.mmproj = o.mmproj;
+  s.hf_overrides = o.hf_overrides;
   s.kv_cache_dtype = o.kv_cache_dtype;
   s.kv_cache_skip_layers = o.kv_cache_skip_layers;
   return s;
@@ -210,6 +217,7 @@ Result<EngineOptions> engine_options(const RunOptions& o, const std::string& pat
   e.force_kernels = o.force_kernels;
   e.weight_cache_dir = weight_cache_of(o, path);
   e.mmproj = o.mmproj;
+  e.hf_overrides = o.hf_overrides;
   e.kv_cache_dtype = o.kv_cache_dtype;
   e.kv_cache_skip_layers = o.kv_cache_skip_layers;
   e.kv_eviction = o.kv_eviction;

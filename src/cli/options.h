@@ -37,11 +37,14 @@ struct RunOptions {
   int max_model_len = 0;
   SpeculativeOptions speculation;
   std::string mmproj;
+  std::string hf_overrides;
   bool verbose = false;
   std::string log_level;  // of log_level_of(); "": not given
 };
 // --mmproj, of commands that read pictures.
 void add_mmproj_option(CLI::App& command, RunOptions& options);
+// --hf-overrides, of commands that run one model.
+void add_overrides_option(CLI::App& command, RunOptions& options);
 // Threads, device, instruction set, kernels, KV cache type; --verbose, --log-level.
 void add_compute_options(CLI::App& command, RunOptions& options);
 // The same, the limits of the KV cache, and speculation.

@@ -491,6 +491,7 @@ void add_run(CLI::App& program, Context& context, Action& action) {
   c->add_flag("--stats", o->stats, "Print the speed to standard error (default on a terminal)");
   add_sampling_options(*c, o->sampling, 256);
   add_mmproj_option(*c, o->run);
+  add_overrides_option(*c, o->run);
   add_engine_options(*c, o->run);
   add_examples(*c,
                "  freshet run \"Once upon a time\"\n"

@@ -437,6 +437,7 @@ void add_serve(CLI::App& program, Context& context, Action& action) {
   command.add_option("MODEL,-m,--model", o->model,
                      "Model folder, .gguf file or name (default: the embedded model)");
   add_mmproj_option(command, o->run);
+  add_overrides_option(command, o->run);
   add_engine_options(command, o->run);
   add_http_options(command, *o);
   add_media_options(command, o->media);

@@ -193,6 +193,7 @@ runtime::LoadOptions load_options(const EngineOptions& options) {
   o.model = options.model;
   o.weight_cache_dir = options.weight_cache_dir;
   o.mmproj = options.mmproj;
+  o.hf_overrides = options.hf_overrides;
   o.load_format = options.load_format;
   o.on_progress = options.on_progress;
   return o;
@@ -379,7 +380,8 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(Vocabulary words, vocabulary.get());
 
   l.eos = end_ids(checkpoint, words, spec.vocab_size);
-  FRESHET_ASSIGN_OR_RETURN(l.heads, models::read_pooled_heads(checkpoint, spec));
+  const auto token_id = [&](std::string_view token) { return words.tokenizer.token_to_id(token); };
+  FRESHET_ASSIGN_OR_RETURN(l.heads, models::read_pooled_heads(checkpoint, spec, token_id));
   impl->heads = l.heads;
   l.picture_cache_bytes = options.picture_cache_bytes;
   impl->tokenizer.emplace(std::move(words.tokenizer));

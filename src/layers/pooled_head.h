@@ -59,6 +59,9 @@ struct PooledHeads {
   // One score passes through a sigmoid, several through a softmax, unless the request asks for raw
   // scores.
   bool sigmoid_default = true;
+  // The classifier compares the logits of these tokens, as a language model answers "yes" or "no":
+  // the first one less the second one. Empty: other classifiers.
+  std::vector<int32_t> answer_tokens;
 };
 
 // Pools states as they arrive, in order of position, each once.

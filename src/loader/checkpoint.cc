@@ -331,6 +331,23 @@ Status Checkpoint::add(const TensorSource& tensor) {
   return {};
 }
 
+Status Checkpoint::override_config(const json::Value& overrides) {
+  if (!overrides.is_object()) return invalid_argument("must be a JSON object");
+  if (!config_.is_object())
+    return invalid_argument("{} has no config.json, whose keys they replace", path_);
+  const auto merge = [](const auto& self, const json::Value& from, json::Value& to) -> void {
+    for (const auto& [key, value] : from.as_object()) {
+      json::Value& old = to.as_object()[key];
+      if (value.is_object() && old.is_object())
+        self(self, value, old);
+      else
+        old = value;
+    }
+  };
+  merge(merge, overrides, config_);
+  return {};
+}
+
 void Checkpoint::replace(const TensorSource& tensor) {
   const auto it = index_.find(tensor.name);
   FRESHET_CHECK(it != index_.end(), "no tensor '{}' to replace", tensor.name);

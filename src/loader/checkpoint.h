@@ -4,8 +4,8 @@
 // model.safetensors.index.json; the tensors of kv_scales.safetensors are added, or replace those of
 // their names), one .gguf file (or a shard of a split one), or a directory with one GGUF model,
 // whose tower for pictures is a file of its own (llama.cpp's "mmproj"). The mapped files live as
-// long as the Checkpoint; TensorSource pointers survive moving it. Only replace() changes it after
-// opening, so it is safe to read from many threads.
+// long as the Checkpoint; TensorSource pointers survive moving it. Only replace() and
+// override_config() change it after opening, so it is safe to read from many threads.
 #pragma once
 
 #include <memory>
@@ -46,6 +46,10 @@ class Checkpoint {
   std::vector<const MappedFile*> files() const;           // files that contain tensors
   // Asks the kernel to read all weights ahead.
   void prefetch() const;
+
+  // Members of `overrides` replace those of the same name in config(); objects in both are merged
+  // in the same way. Not safe with concurrent readers.
+  Status override_config(const json::Value& overrides);
 
   // Replaces the tensor of the same name, which must exist. Its data must live as long as the
   // checkpoint, or until it is replaced again. Not safe with concurrent readers.

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/log.h"
+#include "models/answer_head.h"
 #include "models/sentence_pipeline.h"
 #include "models/weight_reader.h"
 
@@ -121,6 +122,8 @@ Status read_gguf_classifier(const Checkpoint& checkpoint, const ModelSpec& spec,
   }
   const int in = head.stages.empty() ? spec.hidden_size : head.size;
   FRESHET_RETURN_IF_ERROR(add_linear(checkpoint, {"cls.output"}, in, Act::kNone, head));
+  // Rows of a language model's head, for "yes" and "no".
+  if (!two_way && head.size == 2 && head.stages.size() == 1) compare_answers(head);
   read_labels(json::Value(json::Object()), heads);
   return {};
 }
@@ -151,9 +154,21 @@ Result<PooledHeads> read_gguf_heads(const Checkpoint& checkpoint, const ModelSpe
   return heads;
 }
 
+// Published as a language model without a word about its use, as Qwen3-Reranker.
+void warn_of_reranker(const std::string& path, const ModelSpec& spec) {
+  std::string name;
+  for (const char c : path) name += static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+  if (!spec.generates || name.find("reranker") == std::string::npos) return;
+  log_warning(
+      "{}: scores are cosines of embeddings; of a reranker that answers yes or no they are better "
+      "with --hf-overrides '{{\"classifier_from_token\": [\"no\", \"yes\"]}}'",
+      path);
+}
+
 }  // namespace
 
 bool is_classifier(const json::Value& config) {
+  if (config.find(kAnswerTokensKey) != nullptr) return true;
   const json::Value* classes = config.find("architectures");
   return classes != nullptr && classes->is_array() &&
          std::ranges::any_of(classes->as_array(), [](const json::Value& one) {
@@ -161,7 +176,8 @@ bool is_classifier(const json::Value& config) {
          });
 }
 
-Result<PooledHeads> read_pooled_heads(const Checkpoint& checkpoint, const ModelSpec& spec) {
+Result<PooledHeads> read_pooled_heads(const Checkpoint& checkpoint, const ModelSpec& spec,
+                                      TokenId token_id) {
   PooledHeads heads;
   heads.embedding.pool = reads_both_ways(spec) ? PoolKind::kMean : PoolKind::kLast;
   heads.embedding.normalize = true;
@@ -174,7 +190,14 @@ Result<PooledHeads> read_pooled_heads(const Checkpoint& checkpoint, const ModelS
     log_warning("modules.json is not followed: {}", read.message());
   }
   read_matryoshka(config, heads);
-  if (!is_classifier(config)) return heads;
+  if (config.find(kAnswerTokensKey) != nullptr || !heads.answer_tokens.empty()) {
+    FRESHET_RETURN_IF_ERROR(read_answer_head(checkpoint, spec, token_id, heads));
+    return heads;
+  }
+  if (!is_classifier(config)) {
+    warn_of_reranker(checkpoint.path(), spec);
+    return heads;
+  }
   PooledHead classifier;
   FRESHET_RETURN_IF_ERROR(read_classifier(checkpoint, spec, classifier));
   heads.classifier = std::move(classifier);

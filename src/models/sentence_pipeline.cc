@@ -122,6 +122,23 @@ Status read_layer_norm(const Module& m, PooledHead& head) {
   return {};
 }
 
+// Of a language model that scores: the token whose logit counts, and the one that it is compared
+// with, if there is one.
+Status read_logit_score(const Module& m, PooledHeads& heads) {
+  for (const std::string_view key : {"true_token_id", "false_token_id"}) {
+    const json::Value* id = m.config.find(key);
+    if (id == nullptr || id->is_null()) continue;
+    const auto number = id->is_number() ? id->as_int64() : std::nullopt;
+    if (!number || *number < 0 || *number > INT32_MAX)
+      return invalid_argument("{}/config.json: '{}' must be a token id", m.where, key);
+    heads.answer_tokens.push_back(static_cast<int32_t>(*number));
+  }
+  const json::Value* const id = m.config.find("true_token_id");
+  if (id == nullptr || id->is_null())
+    return invalid_argument("{}/config.json: 'true_token_id' is missing", m.where);
+  return {};
+}
+
 Status read_module(const std::string& type, const Module& m, PooledHead& head) {
   if (head.normalize) return unsupported("modules.json: '{}' behind Normalize", type);
   const std::string_view name = std::string_view(type).substr(type.rfind('.') + 1);
@@ -156,6 +173,7 @@ Result<bool> read_library_config(const std::string& folder, PooledHeads& heads) 
   }
   const json::Value* name = config.find("default_prompt_name");
   if (name != nullptr && name->is_string()) heads.default_prompt = name->as_string();
+  if (config.get_string("activation_fn", "").ends_with("Identity")) heads.sigmoid_default = false;
   return config.get_string("model_type", "") == "CrossEncoder";
 }
 
@@ -204,6 +222,10 @@ Status read_pipeline(const std::string& folder, int hidden, PooledHeads& heads) 
     Module m{folder + "/" + path, path, json::Value(json::Object())};
     if (!path.empty() && fs::exists(m.folder + "/config.json", error)) {
       FRESHET_ASSIGN_OR_RETURN(m.config, object_file(m.folder + "/config.json"));
+    }
+    if (type.ends_with(".LogitScore")) {
+      FRESHET_RETURN_IF_ERROR(read_logit_score(m, heads));
+      continue;
     }
     FRESHET_RETURN_IF_ERROR(read_module(type, m, head));
     pools = pools || type.ends_with("Pooling");

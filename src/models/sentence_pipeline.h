@@ -1,8 +1,8 @@
 // The pipeline of a sentence-transformers folder: pooling, and the layers behind it.
 //
 // modules.json lists the modules; each has a folder with its configuration and weights
-// (safetensors). Transformer, Pooling, Dense, LayerNorm, Normalize and Dropout are read; others are
-// errors. Errors name the file.
+// (safetensors). Transformer, Pooling, Dense, LayerNorm, Normalize, Dropout and LogitScore are
+// read; others are errors. Errors name the file.
 #pragma once
 
 #include <string>

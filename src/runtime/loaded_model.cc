@@ -42,11 +42,24 @@ Result<quant::Format> random_format(const LoadOptions& options) {
       asked);
 }
 
-Result<loader::Checkpoint> open_checkpoint(const LoadOptions& options) {
+namespace {
+
+Result<loader::Checkpoint> open_plain(const LoadOptions& options) {
   if (!has_random_weights(options)) return loader::Checkpoint::open(options.model, options.mmproj);
   if (!options.mmproj.empty())
     return invalid_argument("--mmproj is for --load-format auto: random weights have no tower");
   return open_checkpoint(options, options.model);
+}
+
+}  // namespace
+
+Result<loader::Checkpoint> open_checkpoint(const LoadOptions& options) {
+  FRESHET_ASSIGN_OR_RETURN(loader::Checkpoint checkpoint, open_plain(options));
+  if (options.hf_overrides.empty()) return checkpoint;
+  const auto overrides = json::parse(options.hf_overrides);
+  const Status done = overrides.ok() ? checkpoint.override_config(*overrides) : overrides.status();
+  if (!done.ok()) return done.with_context("--hf-overrides");
+  return checkpoint;
 }
 
 Result<loader::Checkpoint> open_checkpoint(const LoadOptions& options, const std::string& path) {

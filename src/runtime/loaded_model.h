@@ -25,7 +25,8 @@ struct LoadOptions : ComputeOptions {
   std::string load_format = "auto";
   std::string weight_cache_dir;  // see load_model()
   std::function<void(const std::string& stage, double fraction)> on_progress;
-  std::string mmproj;  // the tower of a GGUF model; "": none
+  std::string mmproj;        // the tower of a GGUF model; "": none
+  std::string hf_overrides;  // EngineOptions::hf_overrides, for `model` alone
 };
 
 // The largest step that a model will run.

@@ -117,6 +117,8 @@ Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options, Ans
   auto renderer = tokenizer::ChatRenderer::make(engine.tokenizer(), app->options_.chat_template);
   if (!renderer.ok()) return renderer.status().with_context("chat template");
   app->renderer_ = std::make_unique<tokenizer::ChatRenderer>(std::move(renderer).value());
+  app->pair_template_ =
+      std::make_unique<PairTemplate>(engine.tokenizer(), *app->renderer_, engine.heads());
   app->tool_dialect_ = tool_dialect_of_template(app->renderer_->source(true));
   if (!app->options_.tool_call_parser.empty()) {
     const auto dialect = tool_dialect_by_name(app->options_.tool_call_parser);
@@ -408,30 +410,6 @@ Parsed<std::vector<int32_t>> App::encode_pooled(const Prompt& prompt,
   auto ids = engine_.tokenizer().encode_up_to(text, keep, options);
   if (ids.empty()) return bad_request(request.prompt_field, "the prompt has no tokens");
   return ids;
-}
-
-Parsed<Tokenizer::Pair> App::encode_pair(const std::string& first, const std::string& second,
-                                         const CommonRequest& request) const {
-  const bool cuts = request.truncate_prompt_tokens != 0;
-  for (const std::string* text : {&first, &second}) {
-    if (cuts || text->size() <= max_text_bytes_) continue;
-    return bad_request(request.prompt_field,
-                       fmt::format("a text has {} bytes: more than {} tokens can hold",
-                                   text->size(), engine_.max_model_len()));
-  }
-  const std::string_view a = std::string_view(first).substr(0, max_text_bytes_);
-  const std::string_view b = std::string_view(second).substr(0, max_text_bytes_);
-  Tokenizer::Pair pair =
-      engine_.tokenizer().encode_pair(a, b, cuts ? pooled_tokens_to_keep(request) : 0);
-  if (pair.ids.empty()) return bad_request(request.prompt_field, "the texts have no tokens");
-  if (pair.ids.size() > static_cast<size_t>(engine_.max_model_len())) {
-    return bad_request(request.prompt_field,
-                       fmt::format("two texts have {} tokens together; at most {} are possible "
-                                   "('truncate_prompt_tokens': -1 cuts them)",
-                                   pair.ids.size(), engine_.max_model_len()));
-  }
-  if (engine_.model().spec().token_types < 2) pair.types.clear();
-  return pair;
 }
 
 Parsed<std::shared_ptr<const grammar::Grammar>> App::grammar_of(const json::Value& structured) {

@@ -19,6 +19,7 @@
 #include "server/metrics.h"
 #include "server/openai_format.h"
 #include "server/openai_request.h"
+#include "server/pair_template.h"
 #include "server/picture_parts.h"
 #include "server/slot_texts.h"
 #include "tokenizer/chat_renderer.h"
@@ -103,8 +104,9 @@ class App {
   // that is cut, and the special tokens around it.
   Parsed<std::vector<int32_t>> encode_pooled(const Prompt& prompt,
                                              const CommonRequest& request) const;
-  // Two texts, joined as the model was trained to read them.
+  // Two texts, joined as the model was trained to read them. `instruction`: for its template.
   Parsed<Tokenizer::Pair> encode_pair(const std::string& first, const std::string& second,
+                                      const std::string& instruction,
                                       const CommonRequest& request) const;
   const PooledHeads& heads() const { return engine_.heads(); }
   int embedding_size() const;
@@ -134,6 +136,9 @@ class App {
   std::string cache_salt(const HttpRequest& request, const std::string& client_salt) const;
   size_t tokens_to_keep(const CommonRequest& request) const;         // 0: all
   size_t pooled_tokens_to_keep(const CommonRequest& request) const;  // 0: all
+  Parsed<Tokenizer::Pair> encode_by_template(std::string_view first, std::string_view second,
+                                             const std::string& instruction,
+                                             const CommonRequest& request) const;
   void add_cors(const HttpRequest& request, Headers& headers) const;
   std::string request_id(const HttpRequest& request) const;  // the client's, or a generated one
   void log_when_done(const Exchanges& exchange);
@@ -145,6 +150,7 @@ class App {
   std::unique_ptr<Metrics> metrics_;
   SlotTexts slots_;
   std::unique_ptr<tokenizer::ChatRenderer> renderer_;
+  std::unique_ptr<PairTemplate> pair_template_;
   ToolDialect tool_dialect_ = ToolDialect::kHermes;
   std::optional<ReasoningTags> reasoning_tags_;
   bool tags_are_special_ = false;  // the tags are special tokens, which texts otherwise omit

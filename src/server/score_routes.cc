@@ -29,6 +29,7 @@ struct PairList {
 struct ScoreOptions {
   CommonRequest common;
   bool activation = true;  // sigmoid
+  std::string instruction;
   const char* field = "text_2";
 };
 
@@ -88,7 +89,7 @@ void score_together(App& app, App::Exchanges exchange, const ScoreOptions& optio
                     const PairList& list, const Scores& format) {
   std::vector<PooledInput> inputs;
   for (const auto& [a, b] : list.pairs) {
-    auto pair = app.encode_pair(list.texts[a], list.texts[b], options.common);
+    auto pair = app.encode_pair(list.texts[a], list.texts[b], options.instruction, options.common);
     if (auto* error = std::get_if<ApiError>(&pair)) return send_error(exchange, *error);
     auto& joined = std::get<Tokenizer::Pair>(pair);
     inputs.push_back({std::move(joined.ids), std::move(joined.types)});
@@ -127,6 +128,11 @@ void score_apart(App& app, App::Exchanges exchange, const ScoreOptions& options,
 void score_pairs(App& app, App::Exchanges exchange, const ScoreOptions& options, PairList list,
                  const Scores& format) {
   const std::optional<PooledHead>& head = app.heads().classifier;
+  if (!head && !options.instruction.empty()) {
+    return send_error(exchange, bad_request("instruction",
+                                            "this model embeds each text by itself, "
+                                            "without an instruction"));
+  }
   if (!head) return score_apart(app, std::move(exchange), options, std::move(list), format);
   if (head->size != 1) {
     return send_error(exchange,
@@ -135,6 +141,22 @@ void score_pairs(App& app, App::Exchanges exchange, const ScoreOptions& options,
                                                        head->size)));
   }
   score_together(app, std::move(exchange), options, list, format);
+}
+
+// A field of its own, or vLLM's arguments of the template.
+void read_instruction(Fields& fields, std::string& instruction) {
+  constexpr size_t kMost = size_t{1} << 16;
+  for (const char* name : {"instruct", "instruction"}) fields.read(name, instruction, kMost);
+  const json::Value* const kwargs = fields.get("chat_template_kwargs");
+  if (kwargs == nullptr || kwargs->is_null()) return;
+  const json::Value* const given = kwargs->is_object() ? kwargs->find("instruction") : nullptr;
+  const size_t members = kwargs->is_object() ? kwargs->as_object().size() : 0;
+  if (!kwargs->is_object() || members != (given != nullptr ? 1 : 0) ||
+      (given != nullptr && !given->is_string())) {
+    return fields.fail("chat_template_kwargs",
+                       "'chat_template_kwargs' must be an object with an 'instruction'");
+  }
+  if (given != nullptr) instruction = given->as_string();
 }
 
 // vLLM's names, old and new.
@@ -161,6 +183,7 @@ void score(App& app, App::Exchanges exchange, const json::Value& body) {
   Fields fields(body);
   read_pooled_fields(fields, options.common);
   read_activation(fields, options.activation);
+  read_instruction(fields, options.instruction);
   const size_t most = app.options().limits.max_prompts;
   const std::vector<std::string> first = read_texts(fields, "text_1", most);
   const std::vector<std::string> second = read_texts(fields, "text_2", most);
@@ -249,6 +272,7 @@ void rerank(App& app, App::Exchanges exchange, const json::Value& body, bool ret
   bool raw = false, truncate = false;
   read_pooled_fields(fields, options.common);
   read_activation(fields, options.activation);
+  read_instruction(fields, options.instruction);
   fields.read("raw_scores", raw);
   fields.read("truncate", truncate);
   fields.read("query", query, size_t{1} << 24);
