@@ -60,6 +60,7 @@ scheduler::NewRequest order_of(const LiveRequest& live, int64_t now) {
   order.salt = r.cache_salt + live.sparse.salt();
   order.eviction = live.eviction;
   order.sparse = live.sparse;
+  order.cross_weights = r.cross_weights.get();
   if (r.deadline_s > 0)
     order.deadline = now + std::max<int64_t>(1, std::llround(r.deadline_s * 1e6));
   for (const auto& output : live.outputs) output->announce(order);

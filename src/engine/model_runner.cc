@@ -70,6 +70,7 @@ void ModelRunner::clear(Turn& turn, const Step& step) {
   b.logit_rows.clear();
   b.scored.clear();
   b.sparse.clear();
+  b.cross_readers.clear();
   b.state_saves.clear();
   runtime::clear_picture_tokens(b);
   turn.order.clear();
@@ -119,6 +120,10 @@ void ModelRunner::add(Turn& turn, size_t item, const StepItem& part, const Seque
   if (const kv_cache::SparseAttention& sparse = s.request->sparse; sparse.selects()) {
     b.sparse.resize(b.context_len.size());
     b.sparse.back() = {sparse.rule(s.prompt_tokens), sparse.dense_layers};
+  }
+  if (s.request->cross_weights != nullptr) {
+    b.cross_readers.push_back(
+        {static_cast<int32_t>(b.context_len.size()) - 1, s.request->cross_weights});
   }
   turn.first_row[item] = std::ssize(b.logit_rows);
   for (int32_t i = tokens - part.logits; i < tokens; ++i) b.logit_rows.push_back(i);

@@ -78,6 +78,8 @@ std::optional<RequestError> find_pooling_error(const Request& r, const RequestLi
 // The prompt of an encoder-decoder is what the encoder reads, unless that is given apart.
 std::optional<RequestError> find_encoder_error(const Request& r, const RequestLimits& limits) {
   const EncoderLimits& e = limits.encoder;
+  if (r.cross_weights != nullptr && (e.positions == 0 || r.params.n > 1))
+    return wrong("cross_weights", "these are of one text of an encoder-decoder");
   if (e.positions == 0) {
     if (!r.encoder_ids.empty() || r.frames > 0)
       return wrong("prompt", "this model has no encoder: give a prompt alone");

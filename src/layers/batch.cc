@@ -102,6 +102,7 @@ bool take_logit_rows(const ForwardBatch& batch, std::span<const int> groups, For
   to.query_start.assign(1, 0);
   to.context_len.clear();
   to.sparse.clear();
+  to.cross_readers.clear();
   to.axis_positions.clear();
   to.spans.clear();
   to.views.clear();
@@ -124,6 +125,10 @@ bool take_logit_rows(const ForwardBatch& batch, std::span<const int> groups, For
     if (row == first) continue;
     if (*first != end - (row - first)) return false;
     to.query_start.push_back(static_cast<int32_t>(to.token_ids.size()));
+    for (const CrossReader& reader : batch.cross_readers) {
+      if (reader.sequence != static_cast<int32_t>(s)) continue;
+      to.cross_readers.push_back({static_cast<int32_t>(to.context_len.size()), reader.weights});
+    }
     to.context_len.push_back(batch.context_len[s]);
     if (!batch.sparse.empty()) to.sparse.push_back(batch.sparse[s]);
     for (const int group : groups) {

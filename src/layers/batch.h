@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "kv_cache/kv_storage.h"
 #include "kv_cache/retention/retention.h"
+#include "layers/cross_weights.h"
 #include "ops/attention.h"
 #include "ops/sample.h"
 #include "ops/state.h"
@@ -71,6 +72,12 @@ struct SparseRows {
   int32_t dense_layers = 0;  // the first layers of the cache, whose queries read everything
 };
 
+// Who gets the weights of cross-attention of a sequence's tokens.
+struct CrossReader {
+  int32_t sequence = 0;
+  CrossWeights* weights = nullptr;
+};
+
 struct ForwardBatch {
   std::vector<int32_t> token_ids;  // [tokens]
   // Empty, or [tokens]: the logits row of the previous batch whose sampled token this is; -1: the
@@ -108,7 +115,8 @@ struct ForwardBatch {
   // Empty, or [tokens]: the rows of pictures that the token sees by cross-attention. A token with
   // an empty range precedes all pictures; it attends to all rows, as in transformers.
   std::vector<ops::KeyRange> views;
-  std::vector<SparseRows> sparse;  // empty, or [sequences]; on the host only
+  std::vector<SparseRows> sparse;          // empty, or [sequences]; on the host only
+  std::vector<CrossReader> cross_readers;  // ascending sequences; on the host only
 
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int sequences() const { return static_cast<int>(context_len.size()); }

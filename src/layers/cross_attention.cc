@@ -2,10 +2,62 @@
 //
 // Keys and values of the encoder's output are written once per sequence (write_cross), before its
 // first tokens run. Every token then attends to all of them.
+#include <algorithm>
+#include <cmath>
+
 #include "layers/branch_kinds.h"
 
 namespace freshet {
 namespace {
+
+// softmax(scale * q k) over all keys [positions, dim].
+void weigh_keys(const float* q, const std::vector<float>& keys, int dim, float scale, float* out) {
+  const int64_t positions = std::ssize(keys) / dim;
+  float most = -INFINITY;
+  for (int64_t p = 0; p < positions; ++p) {
+    float sum = 0.0f;
+    for (int i = 0; i < dim; ++i) sum += q[i] * keys[static_cast<size_t>(p * dim + i)];
+    out[p] = scale * sum;
+    most = std::max(most, out[p]);
+  }
+  double total = 0.0;
+  for (int64_t p = 0; p < positions; ++p) total += double{out[p] = std::exp(out[p] - most)};
+  for (int64_t p = 0; p < positions; ++p) out[p] = static_cast<float>(out[p] / total);
+}
+
+// Gives the weights of a layer to those who read them (CrossWeights). On the host only.
+void give_weights(const Step& step, const CrossAttentionSpec& spec, int cache_layer,
+                  const Matrix& q) {
+  const int group = step.cache.group_of(cache_layer);
+  const std::vector<int>& layers = step.cache.spec().groups[static_cast<size_t>(group)].layers;
+  const auto layer = static_cast<int>(std::ranges::find(layers, cache_layer) - layers.begin());
+  const BlockTables& tables = step.batch.tables[static_cast<size_t>(group)];
+  const int kv_heads = spec.kv_heads > 0 ? spec.kv_heads : spec.heads;
+  for (const auto& [sequence, out] : step.batch.cross_readers) {
+    const auto s = static_cast<size_t>(sequence);
+    const int32_t positions = step.batch.slots(group)[s];
+    const auto blocks =
+        std::span(tables.ids)
+            .subspan(s * static_cast<size_t>(tables.stride), static_cast<size_t>(tables.stride));
+    out->positions = positions;
+    out->weights.resize(out->heads.size());
+    std::vector<float> keys(static_cast<size_t>(positions) * static_cast<size_t>(spec.head_dim));
+    for (size_t i = 0; i < out->heads.size(); ++i) {
+      const auto [of_layer, head] = out->heads[i];
+      if (of_layer != layer || head >= spec.heads) continue;
+      step.ops.read_keys(step.cache.layer(cache_layer), blocks, head * kv_heads / spec.heads,
+                         positions, keys.data());
+      std::vector<float>& to = out->weights[i];
+      for (int32_t t = step.batch.query_start[s]; t < step.batch.query_start[s + 1]; ++t) {
+        const auto row = static_cast<size_t>(step.batch.positions[static_cast<size_t>(t)]);
+        const size_t end = (row + 1) * static_cast<size_t>(positions);
+        to.resize(std::max(to.size(), end));
+        weigh_keys(q.row(t) + int64_t{head} * spec.head_dim, keys, spec.head_dim, spec.scale,
+                   to.data() + end - static_cast<size_t>(positions));
+      }
+    }
+  }
+}
 
 struct CrossAttentionKind {
   using Spec = CrossAttentionSpec;
@@ -43,6 +95,8 @@ struct CrossAttentionKind {
     if (spec.qk_norm) {
       step.ops.norm_heads(q, spec.heads, spec.head_dim, norm_of(*spec.qk_norm, w.q_norm), false);
     }
+    if (!step.batch.cross_readers.empty() && !spec.pictures)
+      give_weights(step, spec, cache_layer, q);
     ops::AttentionParams params;
     params.heads = spec.heads;
     params.scale = spec.scale;

@@ -128,6 +128,7 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   r->deadline = request.deadline;
   r->eviction = std::move(request.eviction);
   r->sparse = request.sparse;
+  r->cross_weights = request.cross_weights;
   if (r->deadline > 0) deadlines_.emplace(r->deadline, r->id);
 
   auto s = std::make_unique<Sequence>();

@@ -18,6 +18,10 @@
 #include "kv_cache/sparse_attention.h"
 #include "scheduler/pictures.h"
 
+namespace freshet {
+struct CrossWeights;
+}
+
 namespace freshet::scheduler {
 
 using RequestId = uint64_t;
@@ -56,8 +60,9 @@ struct NewRequest {
   int32_t encoder_tokens = 0;        // positions of the encoder's output, of encoder-decoders
   // nullptr: all keys are kept. No drafts may be set for such a request.
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
-  std::vector<PictureSpan> pictures;  // rows of the prompt that are pictures'; ascending
-  kv_cache::SparseAttention sparse;   // what queries read
+  std::vector<PictureSpan> pictures;      // rows of the prompt that are pictures'; ascending
+  kv_cache::SparseAttention sparse;       // what queries read
+  CrossWeights* cross_weights = nullptr;  // as in Request
 };
 
 // A fixed total order of sequences. When blocks run out, better ranks keep theirs.
@@ -186,6 +191,8 @@ struct Request {
   int32_t encoder_tokens = 0;
   std::vector<int32_t> encoder_blocks;  // with one reference each
   bool encoded = false;                 // a step has run the encoder
+  CrossWeights* cross_weights =
+      nullptr;  // who reads the weights of cross-attention; may be nullptr
   std::vector<SequenceId> sequences;
   WaitTimes waited{};  // of all its sequences together
 };

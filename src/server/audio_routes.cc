@@ -1,4 +1,5 @@
 // /v1/audio/transcriptions and /v1/audio/translations: multipart/form-data as OpenAI's API has it.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <optional>
@@ -111,17 +112,26 @@ void read_format(FormFields& fields, SpeechRequest& request) {
   fields.read("stream", request.stream);
   if (request.stream && !plain)
     fields.fail("stream", "'stream' goes with the response formats json and text only");
-  for (const std::string& one : fields.all("timestamp_granularities")) {
-    if (one == "word") {
-      fields.fail("timestamp_granularities",
-                  "'timestamp_granularities': words have no times here: ask for segment");
-    } else if (one != "segment") {
-      fields.fail("timestamp_granularities", "'timestamp_granularities' must be segment");
-    } else if (request.format != SpeechFormat::kVerbose) {
-      fields.fail("timestamp_granularities",
-                  "'timestamp_granularities' needs the response_format verbose_json");
-    }
+}
+
+void read_granularities(FormFields& fields, const speech::SpeechModel& model,
+                        SpeechRequest& request) {
+  constexpr const char* kField = "timestamp_granularities";
+  const std::vector<std::string> asked = fields.all(kField);
+  for (const std::string& one : asked) {
+    request.options.words = request.options.words || one == "word";
+    if (one != "word" && one != "segment")
+      fields.fail(kField, "'timestamp_granularities' must be word or segment");
   }
+  if (!asked.empty() && request.format != SpeechFormat::kVerbose) {
+    fields.fail(kField, "'timestamp_granularities' needs the response_format verbose_json");
+  }
+  if (request.options.words && model.alignment_heads.empty()) {
+    fields.fail(kField,
+                "'timestamp_granularities': the model's generation_config.json has no "
+                "alignment_heads, which times of words need");
+  }
+  request.segments = asked.empty() || std::ranges::find(asked, "segment") != asked.end();
 }
 
 void read_language(FormFields& fields, const speech::SpeechModel& model, SpeechRequest& request) {
@@ -189,6 +199,7 @@ void transcribe(App& app, App::Exchanges exchange, bool translate) {
   request.options.translate = translate;
   fields.read("model", request.model, 1024);
   read_format(fields, request);
+  read_granularities(fields, speech.model(), request);
   read_language(fields, speech.model(), request);
   read_retries(fields, request);
   fields.read_seed(request.options.seed);

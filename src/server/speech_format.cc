@@ -42,6 +42,20 @@ json::Value segments_json(const speech::Transcription& done) {
   return json::Value(std::move(segments));
 }
 
+json::Value words_json(const speech::Transcription& done) {
+  json::Array words;
+  for (const speech::Segment& s : done.segments()) {
+    for (const speech::Word& word : s.words) {
+      json::Object o;
+      o["word"] = word.text;
+      o["start"] = rounded(word.start);
+      o["end"] = rounded(word.end);
+      words.emplace_back(std::move(o));
+    }
+  }
+  return json::Value(std::move(words));
+}
+
 }  // namespace
 
 HttpResponse speech_response(const SpeechRequest& request, const speech::Transcription& done) {
@@ -65,7 +79,8 @@ HttpResponse speech_response(const SpeechRequest& request, const speech::Transcr
       body["language"] = std::string(speech::language_name(done.language()));
       body["duration"] = rounded(done.duration());
       body["text"] = done.text();
-      body["segments"] = segments_json(done);
+      if (request.segments) body["segments"] = segments_json(done);
+      if (request.options.words) body["words"] = words_json(done);
       break;
     case SpeechFormat::kJson:
       body["text"] = done.text();

@@ -30,6 +30,7 @@ struct SpeechRequest {
   speech::TranscribeOptions options;
   SpeechFormat format = SpeechFormat::kJson;
   bool stream = false;
+  bool segments = true;  // in verbose JSON
   std::string model;
 };
 

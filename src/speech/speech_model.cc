@@ -138,6 +138,38 @@ Result<media::MelSettings> read_mel_settings(const std::string& folder, const Mo
   return settings;
 }
 
+namespace {
+
+// alignment_heads: [[layer, head], ...]
+Status read_alignment(const json::Value& generation, const json::Value& config,
+                      const ModelSpec& spec, SpeechModel& model) {
+  if (config.is_object()) {
+    const int32_t width = id_at(config.find("median_filter_width"));
+    if (width > 0) model.median_filter = width;
+    if (model.median_filter % 2 == 0 || model.median_filter > 1001)
+      return invalid_argument("config.json: 'median_filter_width' must be odd");
+  }
+  const json::Value* list = generation.is_object() ? generation.find("alignment_heads") : nullptr;
+  if (list == nullptr || !list->is_array()) return {};
+  const auto layers = static_cast<int>(spec.layers.size());
+  for (const json::Value& pair : list->as_array()) {
+    const bool two = pair.is_array() && pair.as_array().size() == 2;
+    const int layer = two ? id_at(&pair.as_array()[0]) : -1;
+    const int head = two ? id_at(&pair.as_array()[1]) : -1;
+    const CrossAttentionSpec* const cross =
+        layer >= 0 && layer < layers
+            ? spec.layers[static_cast<size_t>(layer)].find<CrossAttentionSpec>()
+            : nullptr;
+    if (cross == nullptr || head < 0 || head >= cross->heads)
+      return invalid_argument(
+          "generation_config.json: 'alignment_heads' names a head that is not in the decoder");
+    model.alignment_heads.emplace_back(layer, head);
+  }
+  return {};
+}
+
+}  // namespace
+
 Result<SpeechModel> read_speech_model(const Engine& engine) {
   const ModelSpec& spec = engine.model().spec();
   if (spec.encoder == nullptr || !spec.encoder->stem)
@@ -158,6 +190,9 @@ Result<SpeechModel> read_speech_model(const Engine& engine) {
                                 spec.vocab_size);
     }
   }
+  FRESHET_ASSIGN_OR_RETURN(const json::Value config,
+                           read_optional(engine.model_path(), "config.json"));
+  FRESHET_RETURN_IF_ERROR(read_alignment(generation, config, spec, model));
   if (model.tokens.no_timestamps + 1 >= spec.vocab_size)
     return unsupported("the model has no timestamps");
   FRESHET_ASSIGN_OR_RETURN(model.mel, read_mel_settings(engine.model_path(), spec));

@@ -43,6 +43,10 @@ struct SpeechModel {
   media::MelSettings mel;
   int64_t window_frames = 3000;  // that the encoder reads at once
   int max_tokens = 448;          // of the decoder
+  // For times of words: heads of cross-attention, by layer, that look at what is said next; empty:
+  // unknown. The width of a filter of their weights.
+  std::vector<std::pair<int, int>> alignment_heads;
+  int median_filter = 7;
 
   double seconds_per_frame() const { return static_cast<double>(mel.hop) / mel.rate; }
   // The distance of timestamps: two frames, which the encoder joins.

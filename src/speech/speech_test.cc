@@ -102,6 +102,8 @@ TEST(Transcription, WritesWhatTransformersWrites) {
           .logprob = static_cast<float>(logprob->as_double()),
           .no_speech = static_cast<float>(c.find("no_speech_threshold")->as_double())};
     }
+    // Of some sounds also the times of tokens.
+    options.words = c.find("segments")->as_array().front().find("times") != nullptr;
     const int64_t seed = c.find("seed")->as_int64().value();
     Transcription work(*model, engine->tokenizer(), options,
                        sound_of(seed, c.find("samples")->as_int64().value()));
@@ -117,6 +119,13 @@ TEST(Transcription, WritesWhatTransformersWrites) {
           << "sound " << seed << ", segment " << i;
       EXPECT_NEAR(got.start, wanted[i].find("start")->as_double(), 1e-3);
       EXPECT_NEAR(got.end, wanted[i].find("end")->as_double(), 1e-3);
+      const json::Value* const times = wanted[i].find("times");
+      for (size_t t = 0; times != nullptr && t < got.tokens.size(); ++t) {
+        ASSERT_EQ(got.token_ends.size(), got.tokens.size());
+        EXPECT_NEAR(got.token_ends[t], times->as_array()[t].as_double(), 0.006)
+            << "sound " << seed << ", segment " << i << ", token " << t;
+      }
+      EXPECT_EQ(got.words.empty(), !options.words || got.text.empty());
       EXPECT_GT(got.no_speech_prob, 0.0);
       EXPECT_LT(got.avg_logprob, 0.0);
     }
@@ -125,6 +134,35 @@ TEST(Transcription, WritesWhatTransformersWrites) {
       EXPECT_EQ(model->tokens.language(work.language()), detected->as_int64().value());
     }
   }
+}
+
+// Words as transformers' _combine_tokens_into_words() groups them.
+TEST(Transcription, GroupsTokensToWords) {
+  const auto tokenizer = Tokenizer::load(speech_folder());
+  ASSERT_TRUE(tokenizer.ok());
+  const auto words = [&](const std::string& text, const std::string& language) {
+    const std::vector<int32_t> ids =
+        tokenizer->encode(text, {.add_special = false, .parse_special = false});
+    std::vector<double> begins, ends;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      begins.push_back(static_cast<double>(i));
+      ends.push_back(static_cast<double>(i + 1));
+    }
+    std::string out;
+    double last = 0.0;
+    for (const Word& word : words_of(*tokenizer, ids, begins, ends, language)) {
+      EXPECT_LE(last, word.start);
+      EXPECT_LT(word.start, word.end);
+      last = word.end;
+      out += word.text + "|";
+    }
+    EXPECT_EQ(last, static_cast<double>(ids.size()));
+    return out;
+  };
+  EXPECT_EQ(words(" Well, it's \"so\" (they said): 3.5!", "en"),
+            "Well,|it|'s|\"so\"|(they|said):|3|.5!|");
+  EXPECT_EQ(words(" caf\u00e9 \u20ac5", "fr"), "caf\u00e9|\u20ac5|");
+  EXPECT_EQ(words("\u4f60\u597d\u3002", "zh"), "\u4f60|\u597d\u3002|");
 }
 
 // Windows of several sounds in one batch, and of one alone.

@@ -87,6 +87,13 @@ Request Transcription::next_window() {
   }
   request.prompt = earlier_text();
   request.prompt.push_back(t.start);
+  window_.weights.reset();
+  if (options_.words) {
+    window_.weights = std::make_shared<CrossWeights>();
+    window_.weights->heads = model_.alignment_heads;
+    request.cross_weights = window_.weights;
+    window_.text_at = std::ssize(request.prompt) + window_.rules->lead_tokens();
+  }
   SamplingParams& p = request.params;
   p.temperature = temperature_;
   p.seed = options_.seed;
@@ -129,7 +136,40 @@ void Transcription::add(std::span<const int32_t> tokens, double start, double en
     if (id < model_.tokens.end) words.push_back(id);
   }
   s.text = tokenizer_.decode(words, {.skip_special = true});
+  if (!window_.ends.empty()) add_words(tokens, s);
   segments_.push_back(std::move(s));
+}
+
+// When the tokens of the window end, in seconds. The weights of the last one are missing: nothing
+// was written behind it.
+void Transcription::find_ends() {
+  window_.ends.clear();
+  if (window_.weights == nullptr || window_.tokens.empty()) return;
+  const CrossWeights& w = *window_.weights;
+  const int64_t known =
+      w.weights.empty() ? 0 : std::ssize(w.weights.front()) / w.positions - window_.text_at;
+  const int64_t count = std::min(known, std::ssize(window_.tokens));
+  const double offset = static_cast<double>(window_.seek) * model_.seconds_per_frame();
+  for (const int64_t end :
+       token_ends(w, window_.text_at, count, window_.frames / 2, model_.median_filter))
+    window_.ends.push_back(offset + static_cast<double>(end) * model_.seconds_per_timestamp());
+  window_.ends.resize(window_.tokens.size(), window_.ends.empty() ? offset : window_.ends.back());
+}
+
+void Transcription::add_words(std::span<const int32_t> tokens, Segment& s) const {
+  const auto first = static_cast<size_t>(tokens.data() - window_.tokens.data());
+  const double offset = static_cast<double>(window_.seek) * model_.seconds_per_frame();
+  std::vector<int32_t> said;
+  std::vector<double> begins, ends;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const size_t at = first + i;
+    s.token_ends.push_back(window_.ends[at]);
+    if (tokens[i] >= model_.tokens.end) continue;
+    said.push_back(tokens[i]);
+    begins.push_back(at == 0 ? offset : window_.ends[at - 1]);
+    ends.push_back(window_.ends[at]);
+  }
+  s.words = words_of(tokenizer_, said, begins, ends, language_);
 }
 
 int64_t Transcription::split(std::span<const int32_t> tokens, const Segment& common) {
@@ -186,6 +226,8 @@ void Transcription::take(std::span<const int32_t> ids) {
   std::span<const int32_t> tokens = ids.subspan(lead);
   if (!tokens.empty() && tokens.back() == model_.tokens.end)
     tokens = tokens.first(tokens.size() - 1);
+  window_.tokens = tokens;
+  find_ends();
   Segment common;
   common.seek = window_.seek;
   common.no_speech_prob = rules.no_speech();

@@ -18,6 +18,7 @@
 
 #include "speech/rules.h"
 #include "speech/speech_model.h"
+#include "speech/word_times.h"
 
 namespace freshet::speech {
 
@@ -43,6 +44,7 @@ struct TranscribeOptions {
   // The text of earlier windows stands before each window, unless it was made at a temperature
   // above 0.5.
   bool condition_on_previous_text = false;
+  bool words = false;  // with times of words. REQUIRES: the model has alignment heads
 };
 
 struct Segment {
@@ -50,7 +52,10 @@ struct Segment {
   double start = 0.0, end = 0.0;  // seconds
   std::string text;
   std::vector<int32_t> tokens;  // timestamps included
-  double avg_logprob = 0.0;     // of the window
+  // With TranscribeOptions::words: when each of `tokens` ends, and the words of the text.
+  std::vector<double> token_ends;
+  std::vector<Word> words;
+  double avg_logprob = 0.0;  // of the window
   double compression_ratio = 0.0;
   double no_speech_prob = 0.0;
   float temperature = 0.0f;  // at which the window was made
@@ -84,7 +89,13 @@ class Transcription {
   struct Window {
     int64_t seek = 0, frames = 0;
     std::shared_ptr<WhisperRules> rules;
+    std::shared_ptr<CrossWeights> weights;  // if words are asked for
+    int64_t text_at = 0;                    // the position of the first token behind the lead
+    std::span<const int32_t> tokens;        // of the window, during take()
+    std::vector<double> ends;               // [tokens]
   };
+  void find_ends();
+  void add_words(std::span<const int32_t> tokens, Segment& segment) const;
   void add(std::span<const int32_t> tokens, double start, double end, const Segment& common);
   // Splits a window's tokens at pairs of timestamps; returns how many frames are done with.
   int64_t split(std::span<const int32_t> tokens, const Segment& common);

@@ -109,6 +109,22 @@ class Transcriptions(Case):
             if case["language"] is None:
                 self.assertEqual(got["language"], {258: "english", 259: "german", 260: "french"}[case["detected"]])
 
+    def test_words_have_times(self):
+        file = wav(sound(1, 52000))
+        fields = [("language", "en"), ("response_format", "verbose_json"), *ONCE]
+        whole = self.ask(*fields, file=file)
+        self.assertNotIn("words", whole)
+        words = self.ask(*fields, ("timestamp_granularities[]", "word"), file=file)
+        self.assertNotIn("segments", words)
+        both = self.ask(*fields, ("timestamp_granularities[]", "word"), ("timestamp_granularities[]", "segment"),
+                        file=file)
+        self.assertEqual(both, {**words, "segments": whole["segments"]})
+        self.assertEqual("".join(w["word"] for w in words["words"]), "".join(words["text"].split()))
+        for word in words["words"]:
+            self.assertLessEqual(0, word["start"])
+            self.assertLessEqual(word["start"], word["end"])
+            self.assertLessEqual(word["end"], words["duration"])
+
     def test_formats_say_the_same(self):
         case = next(c for c in self.cases if not c["timestamps"] and c["language"])
         file = wav(sound(case["seed"], case["samples"]))
@@ -172,7 +188,7 @@ class Transcriptions(Case):
         self.refused("must be 0 or from 0.05", ("temperature_increment_on_fallback", "0.001"))
         self.refused("'condition_on_previous_text'", ("condition_on_previous_text", "maybe"))
         self.refused("'stream'", ("stream", "true"), ("logprob_threshold", "-1"))
-        self.refused("words have no times", ("response_format", "verbose_json"), ("timestamp_granularities[]", "word"))
+        self.refused("word or segment", ("response_format", "verbose_json"), ("timestamp_granularities[]", "letter"))
         self.refused("verbose_json", ("timestamp_granularities[]", "segment"))
         self.refused("'stream'", ("stream", "true"), ("response_format", "srt"))
         self.refused("'stream'", ("stream", "maybe"))
