@@ -284,8 +284,9 @@ TEST_P(VisionGolden, PromptsHaveAsManyImageTokensAsPicturesNeed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, VisionGolden,
-                         ::testing::Values("llava", "qwen2-vl", "qwen2-5-vl", "qwen3-vl",
-                                           "gemma3-vision", "idefics3", "mllama"),
+                         ::testing::Values("llava", "llava-next", "pixtral", "mistral3", "qwen2-vl",
+                                           "qwen2-5-vl", "qwen3-vl", "qwen3-vl-moe",
+                                           "qwen3-5-vision", "gemma3-vision", "idefics3", "mllama"),
                          [](const auto& of) {
                            std::string name = of.param;
                            std::erase(name, '-');

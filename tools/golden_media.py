@@ -83,6 +83,10 @@ def families():
         "mllama": ("MllamaImageProcessor", dict(square, max_image_tiles=4), dict(model_type="mllama")),
         "mllama-6": ("MllamaImageProcessor", dict(size={"height": 20, "width": 20}, max_image_tiles=6, image_mean=[0.48145466, 0.4578275, 0.40821073],
                                                   image_std=[0.26862954, 0.26130258, 0.27577711]), dict(model_type="mllama")),
+        "pixtral": ("PixtralImageProcessor", dict(size={"longest_edge": 50}, patch_size={"height": 6, "width": 6}),
+                    dict(model_type="llava", vision_config=dict(model_type="pixtral", patch_size=6))),
+        "mistral3": ("PixtralImageProcessor", dict(size={"longest_edge": 64}, patch_size={"height": 8, "width": 8}),
+                     dict(model_type="mistral3", spatial_merge_size=2, vision_config=dict(model_type="pixtral", patch_size=4))),
     }
 
 
@@ -91,6 +95,13 @@ def llava_next_rows(p, settings, made):
     me = types.SimpleNamespace(image_processor=types.SimpleNamespace(image_grid_pinpoints=settings["image_grid_pinpoints"]), patch_size=7, num_additional_image_tokens=1)
     me._get_unpadded_features = types.MethodType(P._get_unpadded_features, me)
     return P._get_number_of_features(me, p.height, p.width, 28, 28) - 1
+
+
+def patches(values, patch, merge):
+    """[3, height, width] in the order of merged patches, as a tower reads them."""
+    _, h, w = values.shape
+    v = values.reshape(3, h // patch // merge, merge, patch, w // patch // merge, merge, patch)
+    return v.transpose(1, 4, 2, 5, 0, 3, 6)
 
 
 def processed():
@@ -110,6 +121,10 @@ def processed():
             values = np.asarray(made["pixel_values"], dtype=np.float32)
             if kind[:4] in ("Idef", "Smol", "Mlla") or name == "llava-next":
                 values = values[0]
+            if kind[:4] == "Pixt":
+                patch, merge = config["vision_config"]["patch_size"], config.get("spatial_merge_size", 1)
+                layouts.append("x".join(str(int(v) // patch) for v in made["image_sizes"][0]))
+                values = patches(values[0], patch, merge)
             sums.append(crc(values))
             if "image_grid_thw" in made:
                 layouts.append("x".join(str(v) for v in made["image_grid_thw"][0][1:]))

@@ -141,7 +141,7 @@ def picture_inputs(source, config):
     processor = getattr(transformers, settings["image_processor_type"] + "Pil").from_dict(settings)
     nested = config["model_type"] in ("mllama", "idefics3", "smolvlm")
     special = {golden_id for golden_id in range(SOURCE_VOCAB - 4, SOURCE_VOCAB + 1)}
-    last = max(i for i in range(1, 4) if len(golden[f"ids_{i}"]) < 64)
+    last = max(i for i in range(1, 4) if len(golden.get(f"ids_{i}", range(64))) < 64)
     for i in (0, last):
         ids = [shrink_special(t) if t in special else 3 + t % (VOCAB - 8)
                for t in golden[f"ids_{i}"].tolist()]
@@ -151,8 +151,8 @@ def picture_inputs(source, config):
         if images:
             pictures = [Image.fromarray(p.numpy()) for p in images.values()]
             made = processor(images=[pictures] if nested else pictures, return_tensors="pt")
-            for name in ("pixel_values", "image_grid_thw", "aspect_ratio_ids", "aspect_ratio_mask",
-                         "pixel_attention_mask"):
+            for name in ("pixel_values", "image_grid_thw", "image_sizes", "aspect_ratio_ids",
+                         "aspect_ratio_mask", "pixel_attention_mask"):
                 if name in made:
                     x[name] = made[name]
             if f"cross_attention_mask_{i}" in golden:

@@ -74,8 +74,16 @@ std::vector<float> rope_frequencies(const RopeSpec& rope, int64_t context) {
   }
   if (rope.axial) {
     const int axes = rope.axis_count();
-    const std::vector<float> own = wave_numbers(theta, rope.rotary_dim / axes);
     std::vector<float> all;
+    if (rope.axial_turns) {
+      const std::vector<float> shared = wave_numbers(theta, rope.rotary_dim);
+      const auto turns = static_cast<size_t>(axes);
+      for (size_t axis = 0; axis < turns; ++axis) {
+        for (size_t i = axis; i < shared.size(); i += turns) all.push_back(1.0f / shared[i]);
+      }
+      return all;
+    }
+    const std::vector<float> own = wave_numbers(theta, rope.rotary_dim / axes);
     for (int axis = 0; axis < axes; ++axis) {
       for (const float power : own) all.push_back(1.0f / power);
     }

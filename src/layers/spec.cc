@@ -160,6 +160,10 @@ Status validate_vision(const ModelSpec& spec) {
     return invalid_argument("vision_config: {} deep levels for {} layers of the language model",
                             v.deep.size(), spec.layers.size());
   }
+  if ((v.newline_row && (v.side == 0 || v.merge != 1 || !v.deep.empty())) ||
+      (v.merge_linear && (v.mean || v.norm_merged))) {
+    return invalid_argument("vision_config: a connector of another shape than its tower");
+  }
   if (v.image_token < 0) return invalid_argument("the id of image tokens is missing");
   FRESHET_RETURN_IF_ERROR(validate(v.blocks).with_context("vision_config"));
   if (!v.later) return {};

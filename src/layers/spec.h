@@ -50,6 +50,8 @@ struct RopeSpec {
   std::vector<int> axes;
   // Frequencies start anew on each axis, for that axis' share of the features (towers).
   bool axial = false;
+  // With `axial`: the axes take the frequencies of all features in turns instead.
+  bool axial_turns = false;
 
   int axis_count() const;  // 1 without `axes`
 
@@ -402,6 +404,11 @@ struct VisionSpec {
 
   int32_t image_token = -1;  // the id of the tokens that rows replace
   bool cross = false;        // rows are read by cross-attention, and one token stands for a picture
+  // The first square is the whole picture, and the others are a grid (LLaVA-NeXT): their rows
+  // follow those of the picture row by row, without the grid's padding, each with a learned row at
+  // its end.
+  bool newline_row = false;
+  bool merge_linear = false;  // a projection of the merged row to one patch's features comes first
 
   int merged_width() const {
     const int features = blocks.hidden_size * (1 + static_cast<int>(kept.size()));

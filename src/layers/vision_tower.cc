@@ -20,6 +20,34 @@ int64_t padded_rows(const VisionSpec& spec) {
   return (rows + kMultiple - 1) / kMultiple * kMultiple;
 }
 
+// The features of merged patches, next to one another instead of patch by patch.
+void interleave_patches(const Matrix& from, int64_t patches, const Matrix& to) {
+  const int64_t features = from.cols / patches;
+  for (int64_t r = 0; r < from.rows; ++r) {
+    for (int64_t p = 0; p < patches; ++p) {
+      for (int64_t i = 0; i < features; ++i)
+        to.row(r)[i * patches + p] = from.row(r)[p * features + i];
+    }
+  }
+}
+
+// Puts the rows of a picture and of a grid of squares together: VisionSpec::newline_row.
+void pack_grid(const VisionSpec& spec, const VisionInput& input, std::span<const float> newline,
+               std::span<const float> rows, float* out) {
+  const int64_t side = spec.side / spec.patch, width = spec.width, columns = input.squares_grid[1];
+  const int64_t top = (side * input.squares_grid[0] - input.kept[0]) / 2;
+  const int64_t left = (side * columns - input.kept[1]) / 2;
+  out = std::copy_n(rows.begin(), side * side * width, out);
+  for (int64_t y = top; y < top + input.kept[0]; ++y) {
+    for (int64_t x = left; x < left + input.kept[1]; ++x) {
+      const int64_t square = 1 + y / side * columns + x / side;
+      const int64_t row = (square * side + y % side) * side + x % side;
+      out = std::copy_n(rows.begin() + row * width, width, out);
+    }
+    out = std::copy_n(newline.begin(), width, out);
+  }
+}
+
 }  // namespace
 
 VisionTower::VisionTower(std::shared_ptr<const VisionSpec> spec,
@@ -84,8 +112,12 @@ int64_t VisionTower::rows(const VisionSpec& spec, const VisionInput& input) {
     const int64_t in_row = spec.side / spec.patch;
     return spec.tiles * (in_row * in_row + 1);
   }
-  return (positions(spec, input) - (spec.drops_first ? input.squares : 0)) /
-         (spec.merge * spec.merge);
+  const int64_t patches = positions(spec, input) - (spec.drops_first ? input.squares : 0);
+  if (spec.newline_row) {
+    const int64_t of_square = patches / std::max<int64_t>(1, input.squares);
+    return of_square + input.kept[0] * (input.kept[1] + 1);
+  }
+  return patches / (spec.merge * spec.merge);
 }
 
 ops::Ops::ShapeLimits VisionTower::limits(int64_t positions) const {
@@ -319,6 +351,14 @@ void VisionTower::connect(const ConnectorWeights& weights, bool norm_merged, con
     ops_.norm(normed, merged, norm);
     merged = normed;
   }
+  if (spec_->merge_linear) {
+    const Matrix turned = matrix_of(columns_, merged.rows, width);
+    interleave_patches(merged, unit, turned);
+    const Matrix projected = matrix_of(room_, merged.rows, hidden);
+    const ops::Product products[] = {product_of(weights.merge, projected)};
+    ops_.matmul(turned, products);
+    merged = projected;
+  }
   if (spec_->inner > 0) {
     const Matrix inner = matrix_of(columns_, merged.rows, spec_->inner);
     const ops::Product products[] = {product_of(weights.inner, inner)};
@@ -385,8 +425,14 @@ VisionRows VisionTower::run(const VisionInput& input) {
     ops_.matmul(matrix_of(columns_, rows.rows, spec_->merged_width()), products);
     return rows;
   }
-  connect(weights_->connector, spec_->norm_merged, layout, matrix_of(states_, tokens, hidden),
-          rows.values.data());
+  const Matrix states = matrix_of(states_, tokens, hidden);
+  if (spec_->newline_row) {
+    std::vector<float> squares(static_cast<size_t>(layout.patches() * spec_->width));
+    connect(weights_->connector, spec_->norm_merged, layout, states, squares.data());
+    pack_grid(*spec_, input, weights_->newline, squares, rows.values.data());
+    return rows;
+  }
+  connect(weights_->connector, spec_->norm_merged, layout, states, rows.values.data());
   for (size_t i = 0; i < spec_->deep.size(); ++i) {
     connect(weights_->deep[i], true, layout, matrix_of(inner_[i], tokens, hidden),
             rows.values.data() + level * (i + 1));

@@ -27,6 +27,10 @@ struct VisionInput {
   // Towers with tiles: the tiles that aren't padding come first.
   int64_t used_tiles = 0;
   int64_t tile_layout = 0;
+  // VisionSpec::newline_row: rows and columns of the grid of squares, and of its patches without
+  // the padding.
+  std::array<int64_t, 2> squares_grid{};
+  std::array<int64_t, 2> kept{};
 };
 
 struct VisionRows {

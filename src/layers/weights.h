@@ -172,6 +172,7 @@ struct ModelWeights {
 struct ConnectorWeights {
   NormWeights norm;
   Linear inner, out;
+  Linear merge;  // VisionSpec::merge_linear: [hidden, merged width]
 };
 
 // Tables of Llama 3.2 Vision, on the host, with their gates applied.
@@ -191,6 +192,7 @@ struct VisionWeights {
   TileWeights tiles;
   ConnectorWeights connector;
   std::vector<ConnectorWeights> deep;
+  std::vector<float> newline;  // VisionSpec::newline_row: [width]
 };
 
 }  // namespace freshet

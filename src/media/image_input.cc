@@ -120,6 +120,21 @@ void idefics_prompt(const ImageSettings& settings, ImageInput& out) {
   append_text(out.prompt, kFake);
 }
 
+// One row of image tokens for each row of merged patches.
+void pixtral_prompt(int64_t rows, int64_t columns, ImageInput& out) {
+  for (int64_t row = 0; row < rows; ++row) {
+    append_rows(out.prompt, columns);
+    append_text(out.prompt, row + 1 < rows ? "[IMG_BREAK]" : "[IMG_END]");
+  }
+}
+
+void set_patches(Size resized, const ImageSettings& settings, ImageInput& out) {
+  const int patch = settings.patch_size;
+  out.grid_thw = {1, resized.height / patch, resized.width / patch};
+  out.shape = {out.grid_thw[1] * out.grid_thw[2],
+               int64_t{3} * settings.temporal_patch_size * patch * patch};
+}
+
 // Fills all but `values` and the hash. `shape` is complete.
 Result<ImageInput> layout(Size size, const ImageSettings& settings) {
   ImageInput out;
@@ -142,16 +157,22 @@ Result<ImageInput> layout(Size size, const ImageSettings& settings) {
       out.grid_rows = plan.canvas.height / square;
       out.grid_columns = plan.canvas.width / square;
       out.shape = {1 + int64_t{out.grid_rows} * out.grid_columns, 3, square, square};
-      append_rows(out.prompt, llava_next_rows(size, plan.canvas, settings));
+      out.kept_patches = llava_next_kept(size, plan.canvas, settings);
+      const auto [rows, columns] = out.kept_patches;
+      append_rows(out.prompt, settings.square_rows + rows * (columns + 1));
       break;
     }
     case ImageFamily::kQwen: {
       FRESHET_ASSIGN_OR_RETURN(const Size resized, qwen_size(size, settings));
-      const int patch = settings.patch_size;
-      out.grid_thw = {1, resized.height / patch, resized.width / patch};
-      const int64_t patches = out.grid_thw[1] * out.grid_thw[2];
-      out.shape = {patches, int64_t{3} * settings.temporal_patch_size * patch * patch};
-      append_rows(out.prompt, patches / (settings.merge_size * settings.merge_size));
+      set_patches(resized, settings, out);
+      append_rows(out.prompt, out.shape[0] / (settings.merge_size * settings.merge_size));
+      break;
+    }
+    case ImageFamily::kPixtral: {
+      FRESHET_ASSIGN_OR_RETURN(const Size resized, pixtral_size(size, settings));
+      set_patches(resized, settings, out);
+      pixtral_prompt(out.grid_thw[1] / settings.merge_size, out.grid_thw[2] / settings.merge_size,
+                     out);
       break;
     }
     case ImageFamily::kIdefics3: {
@@ -249,6 +270,12 @@ Status append_values(const Picture& picture, const ImageSettings& settings, Imag
       return append_llava_next(picture, settings, table, out.values);
     case ImageFamily::kQwen: {
       FRESHET_ASSIGN_OR_RETURN(const Size to, qwen_size(size, settings));
+      append_qwen_patches(resize(picture, to.width, to.height, settings.filter), settings, table,
+                          out.values);
+      break;
+    }
+    case ImageFamily::kPixtral: {
+      FRESHET_ASSIGN_OR_RETURN(const Size to, pixtral_size(size, settings));
       append_qwen_patches(resize(picture, to.width, to.height, settings.filter), settings, table,
                           out.values);
       break;

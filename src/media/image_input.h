@@ -8,7 +8,9 @@
 //   LLaVA-NeXT  [squares, 3, height, width]: the whole picture, then the grid row by row
 //   Qwen        [patches, 3 * temporal * patch * patch]: the merge x merge patches that become one
 //               token follow one another; a patch has its channels outermost, then time
-//   Idefics3    [squares, 3, side, side]: the grid row by row, then the whole picture; [1, ...] if
+//   Pixtral     as Qwen's, of one time; transformers leaves the picture as it is, [3, height,
+//   width] Idefics3    [squares, 3, side, side]: the grid row by row, then the whole picture; [1,
+//   ...] if
 //               it is not split
 //   Mllama      [1, max_tiles, 3, side, side]: the grid row by row, then zeros
 // Plain values; image_input() is pure and safe to call from many threads.
@@ -41,13 +43,15 @@ struct ImageInput {
 
   int width = 0;  // of the picture as decoded; LLaVA-NeXT cuts its padding off by these
   int height = 0;
-  // Patches: time, rows, columns, before merging (Qwen). Zeros elsewhere.
+  // Patches: time, rows, columns, before merging (Qwen, Pixtral). Zeros elsewhere.
   std::array<int64_t, 3> grid_thw{};
   // Squares: 0 x 0 if the picture is not split (Idefics3, LLaVA-NeXT, Mllama).
   int grid_rows = 0;
   int grid_columns = 0;
   int64_t aspect_ratio_id =
       0;  // Mllama, from 1: the position of (rows, columns) in the model's list
+  // LLaVA-NeXT: rows and columns of the grid's patches without those that are padding.
+  std::array<int64_t, 2> kept_patches{};
 
   // Rows of the tower's output that stand in the text, the sum over `prompt`. 0 for Mllama, whose
   // text reads its pictures by cross-attention.

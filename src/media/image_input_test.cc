@@ -15,6 +15,7 @@ json::Value parsed(std::string_view text) {
 std::string layout_of(const ImageInput& input, ImageFamily family) {
   switch (family) {
     case ImageFamily::kQwen:
+    case ImageFamily::kPixtral:
       return fmt::format("{}x{}", input.grid_thw[1], input.grid_thw[2]);
     case ImageFamily::kIdefics3:
       return fmt::format("{}x{}", input.grid_rows, input.grid_columns);
@@ -32,7 +33,7 @@ std::string layout_of(const ImageInput& input, ImageFamily family) {
 // make.
 TEST(ImageInput, EqualsTransformers) {
   const json::Object& families = golden_media().find("processed")->as_object();
-  EXPECT_EQ(families.size(), 13u);
+  EXPECT_EQ(families.size(), 15u);
   for (const auto& [name, golden] : families) {
     const auto settings = image_settings(*golden.find("preprocessor"), {}, *golden.find("config"));
     ASSERT_TRUE(settings.ok()) << name << ": " << settings.status().message();

@@ -213,7 +213,7 @@ Result<CanvasPlan> llava_next_plan(Size picture, const ImageSettings& settings) 
   return plan;
 }
 
-int64_t llava_next_rows(Size picture, Size canvas, const ImageSettings& settings) {
+std::array<int64_t, 2> llava_next_kept(Size picture, Size canvas, const ImageSettings& settings) {
   const int square = llava_next_square(settings);
   int64_t height = int64_t{settings.square_patches} * (canvas.height / square);
   int64_t width = int64_t{settings.square_patches} * (canvas.width / square);
@@ -227,7 +227,23 @@ int64_t llava_next_rows(Size picture, Size canvas, const ImageSettings& settings
     const int64_t kept = whole(picture.width * (static_cast<double>(height) / picture.height));
     width -= (width - kept) / 2 * 2;
   }
-  return settings.square_rows + height * width + height;
+  return {height, width};
+}
+
+Result<Size> pixtral_size(Size picture, const ImageSettings& settings) {
+  const bool both = settings.longest_edge == 0;
+  const double ratio = std::max(
+      static_cast<double>(picture.height) / (both ? settings.height : settings.longest_edge),
+      static_cast<double>(picture.width) / (both ? settings.width : settings.longest_edge));
+  const int merged = settings.patch_size * settings.merge_size;
+  const auto side = [&](int given) {
+    const int fitting = ratio > 1 ? static_cast<int>(std::floor(given / ratio)) : given;
+    return (fitting + merged - 1) / merged * merged;
+  };
+  const Size size{side(picture.height), side(picture.width)};
+  if (size.height > 0 && size.width > 0) return size;
+  return invalid_argument("a picture of {} x {} pixels is too narrow: it is reduced to nothing",
+                          picture.width, picture.height);
 }
 
 }  // namespace freshet::media

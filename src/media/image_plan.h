@@ -39,7 +39,10 @@ int64_t mllama_aspect_ratio_id(Size grid, int max_tiles);
 
 int llava_next_square(const ImageSettings& settings);
 Result<CanvasPlan> llava_next_plan(Size picture, const ImageSettings& settings);
-// Rows of the base picture, of the grid without its padding and of one newline a row.
-int64_t llava_next_rows(Size picture, Size canvas, const ImageSettings& settings);
+// Rows and columns of the canvas' patches without its padding.
+std::array<int64_t, 2> llava_next_kept(Size picture, Size canvas, const ImageSettings& settings);
+
+// Pixtral: multiples of merged patches, the next ones to a size within the longest edge.
+Result<Size> pixtral_size(Size picture, const ImageSettings& settings);
 
 }  // namespace freshet::media

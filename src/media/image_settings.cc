@@ -1,5 +1,6 @@
 #include "media/image_settings.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <optional>
@@ -165,6 +166,7 @@ constexpr ProcessorClass kClasses[] = {
     {"Idefics3", ImageFamily::kIdefics3, Filter::kLanczos, &kHalf, &kHalf, false},
     {"SmolVLM", ImageFamily::kIdefics3, Filter::kLanczos, &kHalf, &kHalf, false},
     {"Mllama", ImageFamily::kMllama, Filter::kBilinear, &kHalf, &kHalf, false},
+    {"Pixtral", ImageFamily::kPixtral, Filter::kBicubic, &kClipMean, &kClipDeviation, false},
 };
 
 struct ModelClass {
@@ -180,6 +182,9 @@ constexpr ModelClass kModels[] = {
     {"qwen2_5_vl", "Qwen2VL", "<|image_pad|>"},
     {"qwen3_vl", "Qwen3VL", "<|image_pad|>"},
     {"qwen3_vl_moe", "Qwen3VL", "<|image_pad|>"},
+    {"qwen3_5", "Qwen3VL", "<|image_pad|>"},
+    {"qwen3_5_moe", "Qwen3VL", "<|image_pad|>"},
+    {"mistral3", "Pixtral", "[IMG]"},
     {"idefics3", "Idefics3", "<image>"},
     {"smolvlm", "SmolVLM", "<image>"},
     {"mllama", "Mllama", "<|image|>"},
@@ -221,6 +226,14 @@ Status count_tokens(const json::Value& processor, const json::Value& config, Ima
     model.number("scale_factor", scale, 64);
     out.square_rows = (side / patch / scale) * (side / patch / scale);
     words.number("image_seq_len", out.square_rows, kMaxSide);
+  } else if (out.family == ImageFamily::kPixtral) {
+    tower.number("patch_size", out.patch_size, 1024);
+    if (type == "mistral3") out.merge_size = 2;
+    model.number("spatial_merge_size", out.merge_size, 16);
+    const int64_t merged = int64_t{out.patch_size} * out.merge_size;
+    const int64_t longest = std::max({out.longest_edge, out.height, out.width});
+    const int64_t most = (longest + merged - 1) / merged * merged;
+    out.max_pixels = most * most;
   } else if (type == "gemma3") {
     out.square_rows = 256;
     model.number("mm_tokens_per_image", out.square_rows, kMaxSide);
@@ -237,7 +250,8 @@ Status count_tokens(const json::Value& processor, const json::Value& config, Ima
   FRESHET_RETURN_IF_ERROR(tower.status().with_context("vision_config"));
   FRESHET_RETURN_IF_ERROR(model.status());
   FRESHET_RETURN_IF_ERROR(words.status());
-  const bool counted = out.family == ImageFamily::kQwen || out.family == ImageFamily::kMllama;
+  const bool counted = out.family == ImageFamily::kQwen || out.family == ImageFamily::kMllama ||
+                       out.family == ImageFamily::kPixtral;
   if (!counted && out.square_rows < 1) {
     return invalid_argument("a square of {} pixels has no image tokens at patches of {}", side,
                             patch);
@@ -263,6 +277,10 @@ Status check_sizes(const ImageSettings& s) {
       if (s.resize && !both && s.longest_edge == 0) {
         return invalid_argument("\"size\" must give height and width, or longest_edge");
       }
+      break;
+    case ImageFamily::kPixtral:
+      if ((!both && s.longest_edge == 0) || !s.resize || s.center_crop)
+        return invalid_argument("\"size\" must give longest_edge, to resize to");
       break;
     case ImageFamily::kMllama:
       if (!both || s.height != s.width || !s.resize) {
@@ -325,6 +343,12 @@ Status read_family(Fields& fields, const json::Value& object, ImageSettings& out
       fields.size("size", out, &ImageSettings::height);
       fields.number("max_image_tiles", out.max_tiles, 64);
       break;
+    case ImageFamily::kPixtral:
+      out.longest_edge = 1024;
+      out.patch_size = 16;
+      out.temporal_patch_size = out.merge_size = 1;
+      fields.size("size", out, &ImageSettings::longest_edge);
+      break;
   }
   return fields.status();
 }
@@ -333,6 +357,7 @@ void name_tokens(std::string_view model_type, ImageSettings& out) {
   for (const ModelClass& model : kModels) {
     if (model.model_type == model_type) out.marker = model.marker;
   }
+  if (out.family == ImageFamily::kPixtral) out.marker = "[IMG]";
   if (model_type == "gemma3") {
     out.before = "\n\n<start_of_image>";
     out.after = "<end_of_image>\n\n";

@@ -21,6 +21,7 @@ enum class ImageFamily {
   kQwen,       // any size in multiples of merged patches: Qwen2-VL, 2.5-VL and 3-VL
   kIdefics3,   // a grid of squares and the whole picture: Idefics3, SmolVLM
   kMllama,     // a padded grid of at most `max_tiles` squares: Llama 3.2 Vision
+  kPixtral,    // any size in multiples of merged patches, within longest_edge: Pixtral, Mistral 3
 };
 
 struct ImageSettings {

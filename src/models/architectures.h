@@ -79,6 +79,7 @@ Architecture minimax();
 Architecture qwen2_vl();
 Architecture qwen2_5_vl();
 Architecture qwen3_vl();
+Architecture qwen3_vl_moe();
 Architecture mllama();
 Architecture baichuan();
 Architecture bloom();

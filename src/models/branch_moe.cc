@@ -74,7 +74,7 @@ class ExpertReader {
       : reader_(reader), moe_(moe), hidden_(hidden), layer_(layer) {
     interleaved_ = reader.architecture().experts_interleaved && !reader.is_gguf();
     const bool transposed = reader.architecture().experts_transposed && !reader.is_gguf();
-    layout_ = transposed ? Layout::kTransposed : Layout::kRows;
+    layout_ = transposed && !has_rows() ? Layout::kTransposed : Layout::kRows;
   }
 
   Status read(MoeWeights& out) {
@@ -94,6 +94,15 @@ class ExpertReader {
   }
 
  private:
+  // Whether stacked experts are [experts, out, in] where those of the architecture mostly are
+  // [experts, in, out]; files that transformers 5 wrote may have either.
+  bool has_rows() const {
+    const TensorSource* const stacked = reader_.find(Role::kExpertsGateUp, ".weight", layer_);
+    const int64_t ff = moe_.expert_ff;
+    return stacked != nullptr && stacked->shape.size() == 3 && stacked->shape[1] == 2 * ff &&
+           stacked->shape[2] == hidden_ && 2 * ff != hidden_;
+  }
+
   // An expert's own tensor, or its part of a stacked one.
   Result<Rows> part(Role own, Role stacked, int expert, int64_t rows, int64_t cols) {
     if (const TensorSource* tensor = reader_.find(stacked, ".weight", layer_)) {

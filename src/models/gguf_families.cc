@@ -58,6 +58,8 @@ class Family {
     // With pictures, tokens have positions on three axes.
     if (checkpoint_.tower() != nullptr && architecture_ == "qwen2vl") type_ = "qwen2_vl_text";
     if (checkpoint_.tower() != nullptr && architecture_ == "qwen3vl") type_ = "qwen3_vl_text";
+    if (checkpoint_.tower() != nullptr && architecture_ == "qwen3vlmoe")
+      type_ = "qwen3_vl_moe_text";
     if (architecture_ == "gemma2" || architecture_ == "gemma3") query_scale();
     experts();
     attention();

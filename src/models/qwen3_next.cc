@@ -1,6 +1,7 @@
 // Qwen3-Next and Qwen3.5: gated delta nets (arXiv:2412.06464) and gated attention.
 #include "models/architectures.h"
 #include "models/decoder_config.h"
+#include "models/rope_config.h"
 #include "models/sparse_layers.h"
 #include "models/state_config.h"
 
@@ -61,17 +62,26 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
+// Positions on three axes, in models that read pictures.
+void read_axes(Config& c, ModelSpec& s) {
+  const json::Value* const rope = c.find({"rope_parameters", "rope_scaling"});
+  if (rope == nullptr || !rope->is_object() || rope->find("mrope_section") == nullptr) return;
+  set_rope_axes(c, s, {11, 11, 10}, true);
+}
+
 ModelSpec dense_spec(Config& c) {
-  return read(c, "qwen3_5",
-              {.vocab = 248320,
-               .hidden = 4096,
-               .layers = 32,
-               .heads = 16,
-               .kv_heads = 4,
-               .head_dim = 256,
-               .ff = 12288,
-               .context = 32768,
-               .rope = {.partial = 0.25}});
+  ModelSpec s = read(c, "qwen3_5",
+                     {.vocab = 248320,
+                      .hidden = 4096,
+                      .layers = 32,
+                      .heads = 16,
+                      .kv_heads = 4,
+                      .head_dim = 256,
+                      .ff = 12288,
+                      .context = 32768,
+                      .rope = {.partial = 0.25}});
+  read_axes(c, s);
+  return s;
 }
 
 ModelSpec moe_spec(Config& c) {
@@ -90,6 +100,7 @@ ModelSpec moe_spec(Config& c) {
   moe.routing.top_k = c.size({"num_experts_per_tok"}, 8);
   moe.routing.renormalize = true;
   set_experts(s, moe, [](int) { return true; });
+  read_axes(c, s);
   return s;
 }
 

@@ -1,42 +1,12 @@
 // The language models of Qwen2-VL (arXiv:2409.12191), Qwen2.5-VL (arXiv:2502.13923) and Qwen3-VL:
-// those of Qwen2 and Qwen3, with positions on three axes.
+// those of Qwen2 and Qwen3, the latter with or without experts, with positions on three axes.
 #include "models/architectures.h"
 #include "models/decoder_config.h"
+#include "models/rope_config.h"
+#include "models/sparse_layers.h"
 
 namespace freshet::models {
 namespace qwen_vl_model {
-
-// Which axis (time, row, column) each frequency has: by sections one after the other, or in turns
-// (time, row, column, time ...) while a section lasts, the rest being time's.
-void set_axes(Config& c, ModelSpec& s, std::vector<float> sections, bool in_turns) {
-  RopeSpec& rope = s.ropes.front();
-  for (const std::string_view key : {"rope_parameters", "rope_scaling"}) {
-    const json::Value* const parameters = c.find({key});
-    if (parameters == nullptr || !parameters->is_object()) continue;
-    Config p(*parameters, std::string(key) + ".");
-    if (p.has("mrope_section")) sections = p.floats({"mrope_section"});
-    in_turns = p.flag({"mrope_interleaved"}, in_turns);
-    c.fail(p.status());
-  }
-  const auto pairs = static_cast<size_t>(rope.rotary_dim / 2);
-  size_t sum = 0;
-  for (const float section : sections) sum += static_cast<size_t>(section);
-  if (sections.size() != 3 || sum != pairs) {
-    return c.fail(
-        invalid_argument("the configuration's 'mrope_section' must be three numbers with "
-                         "the sum {}",
-                         pairs));
-  }
-  rope.axes.assign(pairs, 0);
-  for (size_t i = 0; i < pairs && in_turns; ++i) {
-    const size_t axis = i % 3;
-    if (static_cast<float>(i / 3) < sections[axis]) rope.axes[i] = static_cast<int>(axis);
-  }
-  if (in_turns) return;
-  auto next = rope.axes.begin();
-  for (int axis = 0; axis < 3; ++axis)
-    next = std::fill_n(next, static_cast<int>(sections[static_cast<size_t>(axis)]), axis);
-}
 
 ModelSpec qwen2(Config& c) {
   ModelSpec s =
@@ -44,24 +14,48 @@ ModelSpec qwen2(Config& c) {
   if (c.flag({"use_sliding_window"}, false))
     c.fail(unsupported("sliding windows in a language model that reads pictures"));
   for (LayerSpec& layer : s.layers) layer.attention().qkv_bias = true;
-  set_axes(c, s, {16, 24, 24}, false);
+  set_rope_axes(c, s, {16, 24, 24}, false);
   return s;
 }
 
-ModelSpec qwen3(Config& c) {
-  ModelSpec s = decoder_spec(c, "qwen3-vl",
-                             {.vocab = 151936,
-                              .kv_heads = 32,
-                              .head_dim = 128,
-                              .ff = 22016,
-                              .context = 128000,
-                              .rope = {.theta = 500000.0}});
+ModelSpec qwen3_like(Config& c, std::string_view name, const DecoderDefaults& defaults) {
+  ModelSpec s = decoder_spec(c, name, defaults);
   const bool bias = c.flag({"attention_bias"}, false);
   for (LayerSpec& layer : s.layers) {
     layer.attention().qk_norm = QkNorm::kHead;
     layer.attention().qkv_bias = layer.attention().out_bias = bias;
   }
-  set_axes(c, s, {24, 20, 20}, true);
+  set_rope_axes(c, s, {24, 20, 20}, true);
+  return s;
+}
+
+ModelSpec qwen3(Config& c) {
+  return qwen3_like(c, "qwen3-vl",
+                    {.vocab = 151936,
+                     .kv_heads = 32,
+                     .head_dim = 128,
+                     .ff = 22016,
+                     .context = 128000,
+                     .rope = {.theta = 500000.0}});
+}
+
+ModelSpec qwen3_experts(Config& c) {
+  ModelSpec s = qwen3_like(c, "qwen3-vl-moe",
+                           {.vocab = 151936,
+                            .hidden = 2048,
+                            .layers = 24,
+                            .heads = 16,
+                            .kv_heads = 16,
+                            .ff = 5632,
+                            .context = 128000,
+                            .rope = {.theta = 500000.0}});
+  MoeSpec moe;
+  moe.expert_ff = c.size({"moe_intermediate_size"}, 1408);
+  moe.glu.activation = s.layers.front().mlp().activation;
+  moe.routing.experts = c.size({"num_experts", "num_local_experts"}, 60);
+  moe.routing.top_k = c.size({"num_experts_per_tok"}, 4);
+  moe.routing.renormalize = true;
+  set_experts(s, moe, sparse_layers(c));
   return s;
 }
 
@@ -75,6 +69,11 @@ Architecture qwen2_5_vl() {
 }
 Architecture qwen3_vl() {
   return {.type = "qwen3_vl_text", .spec = qwen_vl_model::qwen3};
+}
+Architecture qwen3_vl_moe() {
+  return {.type = "qwen3_vl_moe_text",
+          .spec = qwen_vl_model::qwen3_experts,
+          .experts_transposed = true};
 }
 
 }  // namespace freshet::models

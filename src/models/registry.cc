@@ -40,6 +40,7 @@ std::span<const Architecture> architectures() {
       bamba(),        jamba(),         nemotron_h(), minimax(),    qwen2_vl(),
       qwen2_5_vl(),   qwen3_vl(),      mllama(),     marian(),     m2m_100(),
       baichuan(),     bloom(),         mpt(),        qwen3_5(),    qwen3_5_moe(),
+      qwen3_vl_moe(),
   };
   return list;
 }

@@ -102,4 +102,34 @@ double yarn_score_scale(const Config& config) {
   return mscale * mscale;
 }
 
+void set_rope_axes(Config& c, ModelSpec& s, std::vector<float> sections, bool in_turns) {
+  RopeSpec& rope = s.ropes.front();
+  for (const std::string_view key : {"rope_parameters", "rope_scaling"}) {
+    const json::Value* const parameters = c.find({key});
+    if (parameters == nullptr || !parameters->is_object()) continue;
+    Config p(*parameters, std::string(key) + ".");
+    if (p.has("mrope_section")) sections = p.floats({"mrope_section"});
+    in_turns = p.flag({"mrope_interleaved"}, in_turns);
+    c.fail(p.status());
+  }
+  const auto pairs = static_cast<size_t>(rope.rotary_dim / 2);
+  size_t sum = 0;
+  for (const float section : sections) sum += static_cast<size_t>(section);
+  if (sections.size() != 3 || sum != pairs) {
+    return c.fail(
+        invalid_argument("the configuration's 'mrope_section' must be three numbers with "
+                         "the sum {}",
+                         pairs));
+  }
+  rope.axes.assign(pairs, 0);
+  for (size_t i = 0; i < pairs && in_turns; ++i) {
+    const size_t axis = i % 3;
+    if (static_cast<float>(i / 3) < sections[axis]) rope.axes[i] = static_cast<int>(axis);
+  }
+  if (in_turns) return;
+  auto next = rope.axes.begin();
+  for (int axis = 0; axis < 3; ++axis)
+    next = std::fill_n(next, static_cast<int>(sections[static_cast<size_t>(axis)]), axis);
+}
+
 }  // namespace freshet::models

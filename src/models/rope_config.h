@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string_view>
+#include <vector>
 
 #include "layers/spec.h"
 #include "models/config.h"
@@ -19,6 +20,11 @@ struct RopeDefaults {
 };
 
 RopeSpec read_rope(Config& config, int head_dim, const RopeDefaults& defaults);
+
+// Which axis (time, row, column) each frequency of the first rope has (M-RoPE): by sections one
+// after the other, or in turns (time, row, column, time ...) while a section lasts, the rest being
+// time's. The configuration's mrope_section and mrope_interleaved win over the arguments.
+void set_rope_axes(Config& config, ModelSpec& spec, std::vector<float> sections, bool in_turns);
 
 // A factor of latent attention's scores besides 1 / sqrt(dim): YaRN's temperature squared, if
 // `mscale_all_dim` asks for it.

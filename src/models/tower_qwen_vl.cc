@@ -1,4 +1,5 @@
-// The towers of Qwen2-VL, Qwen2.5-VL (most of whose layers see windows) and Qwen3-VL (DeepStack).
+// The towers of Qwen2-VL, Qwen2.5-VL (most of whose layers see windows), Qwen3-VL (DeepStack) and
+// Qwen3.5.
 #include "models/towers.h"
 
 namespace freshet::models {
@@ -109,7 +110,7 @@ bool two_and_a_half(Config&, Config& v, ModelSpec&, VisionSpec& out) {
   return true;
 }
 
-bool three(Config&, Config& v, ModelSpec&, VisionSpec& out) {
+bool three_and_a_half(Config&, Config& v, ModelSpec&, VisionSpec& out) {
   const TowerDefaults d{
       .hidden = 1152,
       .layers = 27,
@@ -121,6 +122,11 @@ bool three(Config&, Config& v, ModelSpec&, VisionSpec& out) {
   out.patch_bias = true;
   out.positions = v.size({"num_position_embeddings"}, 2304);
   out.stretched_positions = true;
+  return true;
+}
+
+bool three(Config& c, Config& v, ModelSpec& text, VisionSpec& out) {
+  three_and_a_half(c, v, text, out);
   std::vector<float> deep = {8, 16, 24};
   if (v.has("deepstack_visual_indexes")) deep = v.floats({"deepstack_visual_indexes"});
   for (const float index : deep) out.deep.push_back(static_cast<int>(index) + 1);
@@ -139,6 +145,21 @@ TowerFamily qwen2_5_vl_tower() {
 }
 TowerFamily qwen3_vl_tower() {
   return {.type = "qwen3_vl", .spec = qwen_vl_tower::three, .names = qwen_vl_tower::kThreeNames};
+}
+TowerFamily qwen3_vl_moe_tower() {
+  TowerFamily family = qwen3_vl_tower();
+  family.type = "qwen3_vl_moe";
+  return family;
+}
+TowerFamily qwen3_5_tower() {
+  return {.type = "qwen3_5",
+          .spec = qwen_vl_tower::three_and_a_half,
+          .names = qwen_vl_tower::kThreeNames};
+}
+TowerFamily qwen3_5_moe_tower() {
+  TowerFamily family = qwen3_5_tower();
+  family.type = "qwen3_5_moe";
+  return family;
 }
 
 }  // namespace freshet::models

@@ -10,9 +10,11 @@ namespace {
 constexpr int kMostTowerLayers = 1024;
 
 std::span<const TowerFamily> tower_families() {
-  static const TowerFamily list[] = {llava_tower(),    qwen2_vl_tower(), qwen2_5_vl_tower(),
-                                     qwen3_vl_tower(), gemma3_tower(),   idefics3_tower(),
-                                     smolvlm_tower(),  mllama_tower()};
+  static const TowerFamily list[] = {llava_tower(),        llava_next_tower(), mistral3_tower(),
+                                     qwen2_vl_tower(),     qwen2_5_vl_tower(), qwen3_vl_tower(),
+                                     qwen3_vl_moe_tower(), qwen3_5_tower(),    qwen3_5_moe_tower(),
+                                     gemma3_tower(),       idefics3_tower(),   smolvlm_tower(),
+                                     mllama_tower()};
   return list;
 }
 
@@ -122,9 +124,14 @@ Status assemble_connector(WeightReader& reader, const VisionSpec& spec, const Co
       FRESHET_RETURN_IF_ERROR(reader.vector(out.norm.bias, roles.norm, ".bias", index, size));
   }
   int64_t inputs = merged;
+  if (spec.merge_linear) {
+    inputs = spec.blocks.hidden_size;
+    FRESHET_RETURN_IF_ERROR(
+        reader.linear(out.merge, Role::kConnectorMerge, index, inputs, merged, false));
+  }
   if (spec.inner > 0) {
     FRESHET_RETURN_IF_ERROR(
-        reader.linear(out.inner, roles.in, index, spec.inner, merged, spec.connector_bias));
+        reader.linear(out.inner, roles.in, index, spec.inner, inputs, spec.connector_bias));
     inputs = spec.inner;
   }
   if (!spec.connector_transposed)
@@ -205,6 +212,11 @@ Result<VisionWeights> assemble_tower(MakeReader make, const TowerFamily& family,
     FRESHET_RETURN_IF_ERROR(reader.pack(out.positions, tensor->name, source, {}, ops::Use::kTable));
     reader.release(*tensor);
   }
+  if (spec.newline_row) {
+    FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor,
+                             reader.require(Role::kNewlineRow, ""));
+    FRESHET_ASSIGN_OR_RETURN(out.newline, reader.values(*tensor, spec.width));
+  }
   if (spec.stem_norm) {
     FRESHET_RETURN_IF_ERROR(
         reader.norm(out.stem_norm, Role::kEmbeddedNorm, *spec.stem_norm, -1, hidden));
@@ -273,19 +285,40 @@ ModelSpec tower_blocks(Config& c, const TowerDefaults& d) {
 
 std::vector<NameRule> square_tower_names(std::span<const NameRule> own) {
   std::vector<NameRule> names = {
-      {Role::kPatches, "vision_tower.embeddings.patch_embedding"},
+      {Role::kPatches,
+       "vision_tower.embeddings.patch_embedding|"
+       "vision_tower.patch_conv"},
       {Role::kClassRow, "vision_tower.embeddings.class_embedding"},
       {Role::kPositions, "vision_tower.embeddings.position_embedding"},
-      {Role::kEmbeddedNorm, "vision_tower.pre_layrnorm"},
+      {Role::kEmbeddedNorm,
+       "vision_tower.pre_layrnorm|"
+       "vision_tower.ln_pre"},
       {Role::kFinalNorm, "vision_tower.post_layernorm"},
-      {Role::kAttentionIn, "vision_tower.encoder.layers.{}.layer_norm1"},
-      {Role::kQuery, "vision_tower.encoder.layers.{}.self_attn.q_proj"},
-      {Role::kKey, "vision_tower.encoder.layers.{}.self_attn.k_proj"},
-      {Role::kValue, "vision_tower.encoder.layers.{}.self_attn.v_proj"},
-      {Role::kOutput, "vision_tower.encoder.layers.{}.self_attn.out_proj"},
-      {Role::kMlpIn, "vision_tower.encoder.layers.{}.layer_norm2"},
-      {Role::kUp, "vision_tower.encoder.layers.{}.mlp.fc1"},
-      {Role::kDown, "vision_tower.encoder.layers.{}.mlp.fc2"},
+      {Role::kAttentionIn,
+       "vision_tower.encoder.layers.{}.layer_norm1|"
+       "vision_tower.transformer.layers.{}.attention_norm"},
+      {Role::kQuery,
+       "vision_tower.encoder.layers.{}.self_attn.q_proj|"
+       "vision_tower.transformer.layers.{}.attention.q_proj"},
+      {Role::kKey,
+       "vision_tower.encoder.layers.{}.self_attn.k_proj|"
+       "vision_tower.transformer.layers.{}.attention.k_proj"},
+      {Role::kValue,
+       "vision_tower.encoder.layers.{}.self_attn.v_proj|"
+       "vision_tower.transformer.layers.{}.attention.v_proj"},
+      {Role::kOutput,
+       "vision_tower.encoder.layers.{}.self_attn.out_proj|"
+       "vision_tower.transformer.layers.{}.attention.o_proj"},
+      {Role::kMlpIn,
+       "vision_tower.encoder.layers.{}.layer_norm2|"
+       "vision_tower.transformer.layers.{}.ffn_norm"},
+      {Role::kGate, "vision_tower.transformer.layers.{}.feed_forward.gate_proj"},
+      {Role::kUp,
+       "vision_tower.encoder.layers.{}.mlp.fc1|"
+       "vision_tower.transformer.layers.{}.feed_forward.up_proj"},
+      {Role::kDown,
+       "vision_tower.encoder.layers.{}.mlp.fc2|"
+       "vision_tower.transformer.layers.{}.feed_forward.down_proj"},
   };
   names.insert(names.end(), own.begin(), own.end());
   return names;
@@ -312,6 +345,36 @@ bool read_square_tower(Config& c, VisionSpec& out, bool siglip) {
   const int64_t in_row = out.side / out.patch;
   out.positions = in_row * in_row + (clip ? 1 : 0);
   if (clip) out.stem_norm = d.norm;
+  return true;
+}
+
+bool read_pixtral_tower(Config& c, VisionSpec& out) {
+  if (c.text({"model_type"}, "") != "pixtral") return false;
+  TowerDefaults d{.hidden = 1024, .layers = 24, .heads = 16, .ff = 4096, .norm = {.eps = 1e-5f}};
+  d.gated = true;
+  d.activation = "gelu";
+  d.bias = false;
+  out.blocks = tower_blocks(c, d);
+  out.patch = c.size({"patch_size"}, 16);
+  if (c.size({"num_channels"}, 3) != 3)
+    c.fail(unsupported("a tower for pictures of other than three channels"));
+  if (out.patch <= 256) out.patch_values = 3 * out.patch * out.patch;
+  out.stem_norm = d.norm;
+  RopeSpec rope;
+  rope.theta = c.number({"rope_theta"}, 10000.0);
+  if (const json::Value* parameters = c.find({"rope_parameters"})) {
+    Config p(*parameters, "vision_config.rope_parameters.");
+    rope.theta = p.number({"rope_theta"}, rope.theta);
+    c.fail(p.status());
+  }
+  const int features = out.blocks.layers.front().attention().head_dim;
+  if (features % 4 != 0) c.fail(unsupported("a tower whose heads have {} features", features));
+  rope.rotary_dim = features / 4 * 4;
+  rope.axial = rope.axial_turns = true;
+  rope.axes.assign(static_cast<size_t>(rope.rotary_dim / 4), 0);
+  rope.axes.insert(rope.axes.end(), rope.axes.size(), 1);
+  out.blocks.ropes = {rope};
+  for (LayerSpec& layer : out.blocks.layers) layer.attention().rope = 0;
   return true;
 }
 

@@ -32,6 +32,11 @@ TowerFamily llava_tower();
 TowerFamily qwen2_vl_tower();
 TowerFamily qwen2_5_vl_tower();
 TowerFamily qwen3_vl_tower();
+TowerFamily qwen3_vl_moe_tower();
+TowerFamily qwen3_5_tower();
+TowerFamily qwen3_5_moe_tower();
+TowerFamily llava_next_tower();
+TowerFamily mistral3_tower();
 TowerFamily gemma3_tower();
 TowerFamily idefics3_tower();
 TowerFamily smolvlm_tower();
@@ -75,7 +80,10 @@ ModelSpec tower_blocks(Config& vision, const TowerDefaults& defaults);
 // A tower of CLIP's or SigLIP's kind, which reads squares, without its connector. False if
 // `vision` is of another kind. `siglip`: it is of SigLIP's, whatever its type says.
 bool read_square_tower(Config& vision, VisionSpec& out, bool siglip = false);
-// Their names below "vision_tower.", and a family's own ones.
+// A tower of Pixtral's kind, which reads pictures of any size: patches with rotations by row and
+// column. False if `vision` is of another kind.
+bool read_pixtral_tower(Config& vision, VisionSpec& out);
+// The names of both kinds below "vision_tower.", and a family's own ones.
 std::vector<NameRule> square_tower_names(std::span<const NameRule> own);
 
 }  // namespace freshet::models

@@ -122,6 +122,8 @@ enum class Role {
   kMlpGate,
   kCrossQueryNorm,
   kCrossKeyNorm,
+  kConnectorMerge,
+  kNewlineRow,
   kCount,
 };
 

@@ -97,6 +97,8 @@ VisionInput vision_input(const media::ImageInput& picture, const VisionSpec& spe
   input.squares = spec.tiles > 0 ? spec.tiles : picture.shape[0];
   input.used_tiles = int64_t{picture.grid_rows} * picture.grid_columns;
   input.tile_layout = picture.aspect_ratio_id;
+  input.squares_grid = {picture.grid_rows, picture.grid_columns};
+  input.kept = picture.kept_patches;
   return input;
 }
 
@@ -137,6 +139,14 @@ Status check_picture(const media::ImageInput& picture, const VisionSpec& spec) {
       return invalid_argument("a picture of {} tiles with the layout {}", used, layout);
   } else if (!shape.empty() && shape[0] > 0) {
     wanted[0] = shape[0];
+  }
+  const int64_t in_row = spec.side / spec.patch;
+  const auto& kept = picture.kept_patches;
+  if (spec.newline_row && (wanted[0] != 1 + int64_t{picture.grid_rows} * picture.grid_columns ||
+                           kept[0] < 0 || kept[0] > in_row * picture.grid_rows || kept[1] < 0 ||
+                           kept[1] > in_row * picture.grid_columns)) {
+    return invalid_argument("a picture of {} x {} squares with {} x {} patches", picture.grid_rows,
+                            picture.grid_columns, kept[0], kept[1]);
   }
   return shape == wanted ? Status() : wrong(fmt::format("[{}]", fmt::join(wanted, ", ")));
 }
