@@ -321,6 +321,7 @@ int32_t StepLoop::drafts_left(const scheduler::Sequence& s) const {
 
 void StepLoop::propose() {
   size_t asked = drafts_.size();
+  const int64_t start = now_us();
   if (options_.lengths != nullptr) {
     options_.lengths->choose(drafts_);
     asked = 0;
@@ -332,6 +333,7 @@ void StepLoop::propose() {
     }
   }
   const int64_t from = now_us();
+  drafts_us_ += from - start;
   if (asked > 0) options_.drafter->propose(std::span(drafts_).first(asked));
   const double seconds = asked > 0 ? static_cast<double>(now_us() - from) * 1e-6 : 0.0;
   counted_.speculation.draft_seconds += seconds;
@@ -343,7 +345,10 @@ void StepLoop::time_step(const StepInFlight& step, int64_t tokens) {
   const int64_t now = now_us();
   const int64_t from = std::max(step.started_at, std::exchange(committed_at_, now));
   if (options_.lengths == nullptr) return;
-  speculative::StepDone done{.tokens = tokens, .seconds = static_cast<double>(now - from) * 1e-6};
+  speculative::StepDone done{
+      .tokens = tokens,
+      .seconds = static_cast<double>(now - from) * 1e-6,
+      .more_seconds = static_cast<double>(std::exchange(drafts_us_, 0)) * 1e-6};
   for (const scheduler::StepItem& item : step.plan.items) {
     if (item.branch >= 0) {  // all of its rows are there for its drafts
       done.shape.add_rows(item.count, item.first + item.count);
@@ -360,6 +365,7 @@ void StepLoop::time_step(const StepInFlight& step, int64_t tokens) {
 // Shows the drafter what the target computed: of a draft tree, the path that was accepted. The
 // samples of a request part with their first tokens: each of them has the rows of the prompt.
 void StepLoop::show_rows(const StepInFlight& step) {
+  const int64_t from = now_us();
   rows_.clear();
   const auto show = [&](size_t item, const scheduler::Sequence& s) {
     const int32_t first = step.plan.items[item].first;
@@ -386,6 +392,7 @@ void StepLoop::show_rows(const StepInFlight& step) {
     }
   }
   options_.drafter->observe(rows_);
+  if (in_flight_.size() == 1) drafts_us_ += now_us() - from;  // otherwise the next step runs
 }
 
 // Whether the oldest step's tokens are to be taken now: another step runs behind it, or none can

@@ -169,6 +169,7 @@ class StepLoop {
   std::vector<speculative::TargetRows> rows_;
   int64_t wake_at_ = 0;
   int64_t committed_at_ = 0;  // the step before
+  int64_t drafts_us_ = 0;     // StepDone::more_seconds of the next step, in microseconds
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

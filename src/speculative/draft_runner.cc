@@ -204,7 +204,7 @@ void DraftRunner::run_batch(std::span<Work* const> work, bool own_states, size_t
   for (size_t i = 0; i < order_.size(); ++i) add(*order_[i], i);
   const auto vocab = static_cast<size_t>(spec().vocab_size);
   const auto hidden = static_cast<size_t>(spec().hidden_size);
-  const bool heads = spec().features.has_value();
+  const bool heads = spec().features && !stores_features();  // those that read their own states
   const StepResults results{logits_.as<float>() + rows * vocab,
                             heads ? states_.as<float>() : nullptr, best_.as<int32_t>() + rows};
   model_->model().forward(b, cache_, results);
