@@ -178,13 +178,17 @@ Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded
   const bool joins = f.use == FeatureSpec::Use::kJoined;
   const int64_t width = batch.own_states ? hidden : f.width;
   const std::span<const int32_t> rows = std::span(every_).first(static_cast<size_t>(tokens));
-  const Matrix given{const_cast<float*>(batch.features), tokens, width, width};
+  // States that the previous batch kept are those of its rows.
+  const bool kept = batch.own_states && !batch.ids_from.empty();
+  const std::span<const int32_t> from = kept ? std::span(batch.ids_from) : rows;
+  const int64_t given_rows = kept ? max_logit_rows_ : tokens;
+  const Matrix given{const_cast<float*>(batch.features), given_rows, width, width};
   const auto norm = [](const std::optional<NormSpec>& spec, const NormWeights& w) {
     return norm_of(*spec, w);
   };
   const Matrix x = arena_.matrix(tokens, hidden);
   if (f.use == FeatureSpec::Use::kStream) {
-    ops_.gather_rows(x, given, rows);
+    ops_.gather_rows(x, given, from);
     return x;
   }
   if (joins) {
@@ -193,7 +197,7 @@ Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded
     const Matrix e = joined.slice_cols(f.features_first ? width : 0, hidden);
     const Matrix own = joined.slice_cols(f.features_first ? 0 : hidden, width);
     ops_.gather_rows(e, embedded, rows);
-    ops_.gather_rows(own, given, rows);
+    ops_.gather_rows(own, given, from);
     if (f.embedding_norm) ops_.norm(e, e, norm(f.embedding_norm, weights_->embedding_norm));
     if (f.feature_norm) ops_.norm(own, own, norm(f.feature_norm, weights_->feature_norm));
     const ops::Product products[] = {product_of(weights_->features, x)};
@@ -201,11 +205,11 @@ Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded
     return x;
   }
   if (batch.own_states) {
-    ops_.gather_rows(x, given, rows);
+    ops_.gather_rows(x, given, from);
   } else {
     const Scratch scratch(arena_);
     const Matrix features = arena_.matrix(tokens, width);
-    ops_.gather_rows(features, given, rows);
+    ops_.gather_rows(features, given, from);
     const int64_t part = width / input_norm_parts_;
     for (int64_t first = 0; f.input_norm && first < width; first += part) {
       const Matrix one = features.slice_cols(first, part);

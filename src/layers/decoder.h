@@ -110,6 +110,8 @@ class Decoder final : public Model {
                      bool narrows, std::span<const int64_t> how);
   void fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
              const StepResults& results);
+  void fetch_all(const ForwardBatch& batch, const Matrix& logits, const Matrix& states,
+                 const int32_t* best, const StepResults& results, int turn);
   void write_logits(Step& step, const Matrix& x, const Matrix& logits, const Matrix& hidden);
 
   ModelSpec spec_;
