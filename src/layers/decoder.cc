@@ -298,6 +298,21 @@ void Decoder::branch(Step& step, int layer, int branch, const ops::Input& in, co
   ops_.add_residual({x, out, norms.out ? &own : nullptr, scale, norms.after ? &after : nullptr});
 }
 
+// A step of a head that reads features as keys and values of every layer (kStored).
+void Decoder::store_features(Step& step) {
+  FRESHET_CHECK(step.batch.logit_rows.empty(), "logits of features that are only stored");
+  const Matrix x = feature_stream(step.batch, {});
+  for (int layer = 0; layer < std::ssize(spec_.layers); ++layer) {
+    const auto branches =
+        static_cast<int>(spec_.layers[static_cast<size_t>(layer)].branches.size());
+    for (int b = 0; b < branches; ++b) {
+      if (kind_of(branch_of(layer, b)).store == nullptr) continue;
+      const Scratch scratch(arena_);
+      store(step, layer, b, {x});
+    }
+  }
+}
+
 // Stores the keys and values of all rows of the branch's input.
 void Decoder::store(Step& step, int layer, int branch, const ops::Input& in) {
   const BranchSpec& spec = branch_of(layer, branch);
@@ -472,9 +487,11 @@ void Decoder::run(Step& step, Step* last, const Matrix& logits, const Matrix& hi
                   std::span<const Matrix> boundaries) {
   rope_tables(step.batch, step.cos_sin);
   if (last != nullptr) rope_tables(last->batch, last->cos_sin);
+  const bool stored = spec_.features && spec_.features->use == FeatureSpec::Use::kStored;
+  if (stored && step.batch.features != nullptr) return store_features(step);
   const bool continues = spec_.features && spec_.features->use == FeatureSpec::Use::kStream;
   Matrix x = continues ? Matrix{} : embed(step);
-  if (spec_.features) {
+  if (spec_.features && !stored) {
     embedded_ = x;
     x = feature_stream(step.batch, embedded_);
   }

@@ -99,6 +99,12 @@ class Decoder final : public Model {
   ops::Input branch_input(int layer, int branch, const Matrix& stream, ops::Norm& norm);
   void branch(Step& step, int layer, int branch, const ops::Input& in, const Matrix& x);
   void store(Step& step, int layer, int branch, const ops::Input& in);
+  void store_features(Step& step);
+  // Whether the batch has the features that the model needs.
+  bool has_features(const ForwardBatch& batch) const {
+    return !spec_.features || spec_.features->use == FeatureSpec::Use::kStored ||
+           batch.features != nullptr;
+  }
   Matrix logit_rows(const Step& step, const Step& last, const Matrix& x);
   void run(Step& step, Step* last, const Matrix& logits, const Matrix& hidden,
            std::span<const Matrix> boundaries);

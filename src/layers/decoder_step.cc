@@ -160,7 +160,7 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
   FRESHET_CHECK(rows == 0 || spec_.generates, "logits of a model without a head");
   FRESHET_CHECK(batch.token_types.empty() || std::ssize(batch.token_types) == tokens,
                 "{} token types for {} tokens", batch.token_types.size(), tokens);
-  FRESHET_CHECK(!spec_.features || batch.features != nullptr, "a draft head without features");
+  FRESHET_CHECK(has_features(batch), "a draft head without features");
   FRESHET_CHECK(results.kept == nullptr || ops_.device() != nullptr, "states kept on the host");
   arena_.reset();
   const bool on_device = ops_.device() != nullptr;

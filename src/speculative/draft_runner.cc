@@ -82,6 +82,10 @@ Status DraftRunner::allocate() {
   return {};
 }
 
+bool DraftRunner::stores_features() const {
+  return spec().features && spec().features->use == FeatureSpec::Use::kStored;
+}
+
 void DraftRunner::begin(DraftSequence& s, std::span<const int32_t> ids) {
   copies_.clear();
   const int32_t found = blocks_->begin(s.blocks, s.salt, ids, copies_);
@@ -157,6 +161,10 @@ void DraftRunner::run(std::span<Work> work, bool own_states) {
 void DraftRunner::add(Work& work, size_t row) {
   DraftSequence& s = *work.sequence;
   const size_t first = batch_.token_ids.size();
+  const auto begin = static_cast<int32_t>(s.ids.size());
+  const ops::KeyRange span{begin, begin + static_cast<int32_t>(work.ids.size())};
+  if (stores_features() && work.features == nullptr)
+    batch_.spans.insert(batch_.spans.end(), work.ids.size(), span);
   for (const int32_t id : work.ids) {
     batch_.positions.push_back(static_cast<int32_t>(s.ids.size()));
     batch_.token_ids.push_back(id);
@@ -192,8 +200,10 @@ void DraftRunner::make_batch(std::span<Work* const> work, bool own_states) {
   b.best_only.clear();
   b.ids_from.clear();
   b.id_map = nullptr;
+  b.spans.clear();
   b.own_states = own_states;
-  b.features = spec().features ? features_.as<float>() : nullptr;
+  const bool block = stores_features() && order_.front()->features == nullptr;
+  b.features = spec().features && !block ? features_.as<float>() : nullptr;
   for (size_t g = 0; g < b.tables.size(); ++g) {
     size_t longest = 0;
     for (const Work* w : order_) longest = std::max(longest, w->sequence->blocks.ids[g].size());

@@ -49,7 +49,8 @@ class DraftRunner {
     DraftSequence* sequence = nullptr;
     std::span<const int32_t> ids;
     // For draft heads: [ids] rows of features, of the width that FeatureSpec says or, with
-    // own_states, of states.
+    // own_states, of states. A head with FeatureSpec::Use::kStored stores those of works that have
+    // some, and runs the others, whose ids see one another; not both in one call.
     const float* features = nullptr;
     bool wants_token = false;   // of the last id ...
     int wanted = 1;             // ... or of this many last ids, which counts as as many sequences
@@ -96,6 +97,7 @@ class DraftRunner {
   void run_batch(std::span<Work* const> work, bool own_states, size_t& rows);
   // Makes batch_ of these works, in order_.
   void make_batch(std::span<Work* const> work, bool own_states);
+  bool stores_features() const;
   void add(Work& work, size_t row);
   bool reserve(Work& work);
 
