@@ -80,6 +80,17 @@ class Methods(QuantizeCase):
         self.fails(2, *flags, "Q4_K_M", "--outlier-threshold", "6", says="is for --scheme LLM_INT8_OUTLIERS")
         self.fails(2, *flags, "W8A8_OUTLIERS", says="W8A8 has no form with _OUTLIERS")
 
+    def test_a_device_changes_nothing(self):
+        """auto: a GPU, or the processor where there is none."""
+        model, ids = random_llama(self.path("m"), hidden=64, ffn=128, layers=1), self.ids()
+        files = []
+        for device in ("cpu", "auto"):
+            out = self.path(device)
+            self.quantize(model, out, "W4A16_G32", "--calibration", ids, "--device", device, "--name", "m")
+            files.append(self.files(out))
+        self.assertEqual(*files)
+        self.fails(2, "quantize", model, "-o", self.path("o"), "--scheme", "W8A8", "--device", "tpu", says="tpu")
+
     def test_combinations(self):
         model, ids = random_llama(self.path("m"), hidden=64, ffn=128, layers=1), self.ids()
         flags = ("--scheme", "W4A16_G32", "--calibration", ids)
