@@ -249,6 +249,10 @@ inline RowApi FakePlugin::rows() {
   a.xielu = [](Context*, const Rows* x, float, float, float, float) {
     return say("xielu {}", text(*x));
   };
+  a.split_columns = [](Context*, const Rows* kept, const Rows* apart, const Rows* x,
+                       const int32_t* columns) {
+    return say("split_columns {} {} {} {}", text(*kept), text(*apart), text(*x), at(columns));
+  };
   return a;
 }
 

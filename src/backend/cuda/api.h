@@ -475,6 +475,17 @@ struct RowApi {
   int (*sigmoid_gate)(Context*, const Rows* x, const Rows* gate);
   int (*sigmoid_product)(Context*, const Rows* x, const Rows* gate);
   int (*xielu)(Context*, const Rows* x, float positive, float negative, float beta, float eps);
+  // kept = x with zeros in `columns`, of which there are apart->cols; apart = these columns of x.
+  int (*split_columns)(Context*, const Rows* kept, const Rows* apart, const Rows* x,
+                       const int32_t* columns);
+};
+
+// Statistics of calibration.
+struct MomentApi {
+  // sums[i, j] += the sum of x[t, i] * x[t, j] over the rows t, with the bits of the processor's
+  // exact F32 GEMM: blocks of 32 rows, of each the even and the odd rows apart by FMA, then added.
+  // sums: [x.cols, x.cols], symmetric; x.cols a multiple of four, rows of x aligned to 16 bytes.
+  int (*add_moments)(Context*, float* sums, const Rows* x);
 };
 
 struct SamplingApi {
@@ -516,6 +527,7 @@ struct Api {
   SamplingApi sampling;
   StateApi states;
   CopyApi copies;
+  MomentApi moments;
 };
 
 using ApiFunction = const Api* (*)();

@@ -59,6 +59,9 @@ class CudaDevice final : public ops::Device {
   void matmul(const Matrix& x, std::span<const ops::Product> products) override;
   void matmul_heads(const Matrix& x, std::span<const ops::Weight> weights,
                     const Matrix& out) override;
+  void split_columns(const Matrix& x, const ops::OutlierColumns& outliers, Matrix& kept,
+                     Matrix& apart) override;
+  void add_moments(float* sums, const Matrix& x) override;
   void norm(const Matrix& out, const Matrix& x, const ops::Norm& norm) override;
   void norm_heads(const Matrix& x, int heads, int head_dim, const ops::Norm& norm,
                   bool weight_per_head) override;

@@ -43,6 +43,21 @@ void CudaDevice::matmul(const Matrix& x, std::span<const ops::Product> products)
   run_products(x, products, forms);
 }
 
+void CudaDevice::split_columns(const Matrix& x, const ops::OutlierColumns& outliers, Matrix& kept,
+                               Matrix& apart) {
+  const auto count = std::ssize(outliers.columns);
+  kept = {scratch_array<float>(x.rows * x.cols), x.rows, x.cols, x.cols};
+  apart = {scratch_array<float>(x.rows * count), x.rows, count, count};
+  const Rows to = rows_of(kept), listed = rows_of(apart), from = rows_of(x);
+  check(api_.rows.split_columns(ctx_, &to, &listed, &from, outliers.list.as<int32_t>()),
+        "split_columns");
+}
+
+void CudaDevice::add_moments(float* sums, const Matrix& x) {
+  const Rows rows = rows_of(x);
+  check(api_.moments.add_moments(ctx_, sums, &rows), "add_moments");
+}
+
 // Heads whose columns are whole units are slices of one encoded matrix.
 bool CudaDevice::slices_heads(const ops::Weight& first, int64_t tokens) const {
   const Order order = api_.gemm.order_for(ctx_, code_of(first.format), tokens);

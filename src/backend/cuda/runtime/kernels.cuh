@@ -50,7 +50,11 @@ int gather(const Context& ctx, const Rows* out, const Rows* x, const int32_t* ro
 int sigmoid_gate(const Context& ctx, const Rows* x, const Rows* gate);
 int sigmoid_product(const Context& ctx, const Rows* x, const Rows* gate);
 int xielu(const Context& ctx, const Rows* x, float positive, float negative, float beta, float eps);
+int split_columns(const Context& ctx, const Rows* kept, const Rows* apart, const Rows* x,
+                  const int32_t* columns);
 int argmax(const Context& ctx, const Rows* x, int32_t* ids);
+// second_moments.cu
+int add_moments(const Context& ctx, float* sums, const Rows* x);
 // encode_int8.cu
 int encode_int8(const Context& ctx, const Activations& act, const Rows& x);
 int norm_int8(const Context& ctx, const Rows& x, const NormArgs& norm, const Activations& act);
