@@ -266,9 +266,34 @@ TEST_P(VisionEngine, TheCacheTellsPicturesApart) {
   EXPECT_EQ(apart.cached, 0);
   expect_same(apart, a, "under another salt");
   EXPECT_EQ(engine->stats().pictures.computed, 4);
-  // With cross-attention each request writes its pictures to the cache.
+  // With cross-attention the pictures of the third request were in the KV cache.
   EXPECT_EQ(engine->stats().pictures.cached, cross ? 4 : 2);
+  EXPECT_EQ(engine->stats().encoder.queries, cross ? 4 : 0);
+  EXPECT_EQ(engine->stats().encoder.hits, cross ? 1 : 0);
   EXPECT_GT(engine->stats().pictures.cache_bytes, 0);
+}
+
+// With cross-attention, keys and values stay in the KV cache: the tower's cache isn't needed.
+TEST_P(VisionEngine, CrossAttentionReadsAPictureOnce) {
+  EngineOptions no_rows;
+  no_rows.picture_cache_bytes = 0;
+  const auto engine = load(no_rows);
+  ASSERT_NE(engine, nullptr);
+  if (!engine->model().spec().vision->cross) GTEST_SKIP() << "its pictures are rows of the prompt";
+  const Request one = request_of(*engine, 0, 1);
+  const Outcome first = run(*engine, {one}, false).front();
+  EXPECT_EQ(engine->stats().pictures.computed, 2);
+  expect_same(run(*engine, {one}, false).front(), first, "again");
+  EXPECT_EQ(engine->stats().pictures.computed, 2);
+  EXPECT_EQ(engine->stats().encoder.hits, 1);
+  // Another text about them.
+  Request asked = one;
+  asked.prompt.push_back(9);
+  run(*engine, {asked}, false);
+  EXPECT_EQ(engine->stats().pictures.computed, 2);
+  asked.cache_salt = "other";
+  run(*engine, {asked}, false);
+  EXPECT_EQ(engine->stats().pictures.computed, 4);
 }
 
 TEST_P(VisionEngine, RefusesWhatDoesNotFit) {

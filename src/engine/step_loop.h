@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "engine/encoder_content.h"
 #include "engine/live_request.h"
 #include "engine/model_runner.h"
 #include "engine/request_check.h"
@@ -93,6 +94,12 @@ class StepLoop {
   const KvStorage& cache() const { return runner_.cache(); }
 
  private:
+  struct Arrival {
+    uint64_t id = 0;
+    Request request;
+    std::string encoder_content;  // encoder_content.h
+  };
+
   // A step between schedule() and commit().
   struct StepInFlight {
     scheduler::Step plan;
@@ -112,7 +119,7 @@ class StepLoop {
 
   void loop();
   void empty_inbox();
-  void begin(uint64_t id, Request request);
+  void begin(uint64_t id, Request request, const std::string& encoder_content);
 
   bool step();  // false: nothing to run
   void draft();
@@ -137,6 +144,7 @@ class StepLoop {
   void end_request(uint64_t id, FinishReason reason, const Status& status);
   void retire(uint64_t id);
 
+  void count_encoded(const scheduler::StepItem& item, const LiveRequest& live);
   void count_step(int64_t tokens);
   void count_evicted_blocks();
   void publish();        // the numbers of stats(), and how many requests wait
@@ -147,6 +155,7 @@ class StepLoop {
   const bool generates_, whole_prompts_;  // of the model
   const int token_types_;
   const EncoderLimits encoder_;
+  const kv_cache::BlockSecret secret_ = random_secret();  // of encoders' inputs
   const ModelSpec& spec_;
   const bool sees_;
   TowerCache tower_;  // of the step thread alone
@@ -173,7 +182,7 @@ class StepLoop {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;
-  std::vector<std::pair<uint64_t, Request>> arrived_;
+  std::vector<Arrival> arrived_;
   std::vector<uint64_t> left_;
   std::vector<std::function<void()>> orders_;
   bool loaded_ = false;  // a load of the tiers has ended

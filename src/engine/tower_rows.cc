@@ -100,6 +100,7 @@ void announce_pictures(const Request& request, const runtime::PicturePrompt& pro
     for (const auto& picture : request.pictures) {
       order.salt += '\0';
       order.salt.append(picture->hash.begin(), picture->hash.end());
+      order.encoder_content.append(picture->hash.begin(), picture->hash.end());
     }
     return;
   }

@@ -389,11 +389,12 @@ WaitReason Scheduler::obstacle(Sequence& s) {
   return fits ? WaitReason::kNone : WaitReason::kBlocks;
 }
 
-// Preempts running sequences for a waiting one with a strictly better priority.
+// Preempts running sequences for a waiting one with a strictly better priority. They would keep the
+// blocks of their encoders' outputs: if it lacks those, it waits for a request to end.
 void Scheduler::make_way(Step& step) {
   if (running_.empty()) return;
   Sequence* next = candidate(grant_.requests > 0);
-  if (next == nullptr) return;
+  if (next == nullptr || !has_encoder_blocks(*next->request)) return;
   while (!running_.empty()) {
     Sequence* worst = *running_.rbegin();
     if (worst->request->priority <= next->request->priority || worst->rank < next->rank) return;
@@ -453,7 +454,7 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
     return lacks;
   }
   dequeue(s);
-  step.items.back().encodes = !encoded && s.request->encoder_tokens > 0;
+  if (!encoded && s.request->encoder_tokens > 0) begin_encoded(*s.request, step.items.back());
   s.request->encoded = true;
   cache_.used(s.blocks, cached);
   if (offload_) offload_->forget(s);
@@ -473,6 +474,18 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
   running_.insert(&s);
   slots_taken_ += slots(s);
   return WaitReason::kNone;
+}
+
+// The request's first start: its item runs the encoder unless the cache has the output. An output
+// that another item of this step makes is there, too: encoders run before all tokens of a step.
+void Scheduler::begin_encoded(Request& r, StepItem& item) {
+  item.encodes = !r.encoder_found;
+  ++stats_.encoder_queries;
+  if (r.encoder_found) {
+    ++stats_.encoder_hits;
+  } else {
+    encoders_.keep(r.encoder_key, r.encoder_blocks);
+  }
 }
 
 }  // namespace freshet::scheduler
