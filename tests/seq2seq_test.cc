@@ -374,6 +374,36 @@ TEST_P(Seq2seqEngine, AnInputThatWasReadIsNotReadAgain) {
   EXPECT_EQ(engine->stats().encoder.sounds_cached, one.frames > 0 ? 4 : 0);
 }
 
+// Sound is encoded between the steps of others: their tokens do not wait for all of its layers.
+TEST_P(Seq2seqEngine, StepsRunBetweenLayersOfTheEncoder) {
+  const auto engine = load({}), fresh = load({});
+  ASSERT_TRUE(engine != nullptr && fresh != nullptr);
+  const Translation t = translations(model()).front();
+  Request one = request_of(t, 1, 30), other = one;
+  if (one.frames == 0 || model() != GetParam()) GTEST_SKIP() << "for sound, on hosts";
+  other.features.front() += 0.5f;
+  other.params.max_tokens = 6;
+  const Written first = write(*engine, {one})[0], second = write(*engine, {other})[0];
+  EXPECT_EQ(engine->stats().encoder.steps_between, 0);
+  std::vector<int32_t> ids, later;
+  std::promise<void> done, later_done;
+  one.on_delta = [&](const Delta& d) {
+    const bool begins = ids.empty();
+    ids.insert(ids.end(), d.ids.begin(), d.ids.end());
+    if (!begins) return;
+    other.on_delta = [&](const Delta& e) { later.insert(later.end(), e.ids.begin(), e.ids.end()); };
+    other.on_done = [&](const Usage&) { later_done.set_value(); };
+    EXPECT_TRUE(fresh->submit(std::move(other)).ok());
+  };
+  one.on_done = [&](const Usage&) { done.set_value(); };
+  ASSERT_TRUE(fresh->submit(std::move(one)).ok());
+  done.get_future().wait();
+  later_done.get_future().wait();
+  EXPECT_EQ(ids, first.samples[0]);
+  EXPECT_EQ(later, second.samples[0]);
+  EXPECT_GT(fresh->stats().encoder.steps_between, 0);
+}
+
 TEST_P(Seq2seqEngine, RefusesWhatItCannotRead) {
   const std::vector<Translation> all = translations(model());
   const auto engine = load({});

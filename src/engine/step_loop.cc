@@ -10,10 +10,7 @@
 namespace freshet::engine {
 namespace {
 
-int64_t now_us() {
-  const auto t = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::microseconds>(t).count();
-}
+constexpr int32_t kOwnPass = 512;  // longer inputs gain nothing from sharing an encoder's pass
 
 // The owner of a sequence's cached blocks: its tenant and cache salt.
 uint64_t owner_of(const scheduler::Sequence& s) {
@@ -21,6 +18,11 @@ uint64_t owner_of(const scheduler::Sequence& s) {
 }
 
 }  // namespace
+
+int64_t StepLoop::now_us() {
+  const auto t = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::microseconds>(t).count();
+}
 
 StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
                    std::unique_ptr<kv_cache::BlockCache> blocks,
@@ -34,6 +36,8 @@ StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, T
       encoder_(limits_of(model.spec().encoder.get())),
       spec_(model.spec()),
       sees_(model.vision() != nullptr),
+      model_(model),
+      prepares_(model.key_ops() != nullptr && !runner.overlaps() && options.tiers == nullptr),
       tower_(model.vision(), options.picture_cache_bytes),
       pool_(pool),
       blocks_(std::move(blocks)),
@@ -260,6 +264,9 @@ void StepLoop::run() {
       },
       [&](size_t i) { return encoder_input(*step.requests[i]); },
       [&](size_t i) { return pictures_of(*step.requests[i]); });
+  for (size_t i = 0; prepares_ && i < step.requests.size(); ++i) {
+    if (step.plan.items[i].encodes) step.requests[i]->encoded = {};
+  }
   // With a step in front, the rows are listed when its tokens are known (commit).
   if (in_flight_.size() == 1) list_rows(step);
 }
@@ -492,7 +499,9 @@ void StepLoop::loop() {
       if (stop_) break;
     }
     empty_inbox();
-    if (step()) wake_at_ = 1;  // long past: go on at once
+    const bool prepared = prepare_next();
+    // Long past: go on at once.
+    if (prepared || step() || scheduler_->next_unready() != nullptr) wake_at_ = 1;
     publish();
   }
   for (size_t i = 0; i < in_flight_.size(); ++i) runner_.finish();  // they write to its buffers
@@ -535,6 +544,7 @@ void StepLoop::begin(uint64_t id, Request request, const std::string& encoder_co
     // Keys and values of the decoder's tokens depend on what the encoder has read.
     order.salt += '\0' + encoder_content;
     order.encoder_content = encoder_content;
+    order.prepares = prepares_ && (live->request.frames > 0 || order.encoder_tokens >= kOwnPass);
   }
   const Status pictured = begin_pictures(*live, order);
   live_[id] = std::move(live);

@@ -34,6 +34,7 @@ class EncoderCache {
     std::vector<int32_t> blocks;  // with one reference each
     bool found = false;           // they hold the output already
   };
+  bool has(const std::string& key) const { return outputs_.contains(key); }
   // Whether take() would succeed.
   bool fits(const std::string& key, int32_t blocks) const;
   // Blocks for an output of this size; nullopt if there are too few.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/thread_pool.h"
 #include "kv_cache/kv_storage.h"
 #include "kv_cache/retention/retention.h"
 #include "ops/attention.h"
@@ -165,6 +166,9 @@ struct StepResults {
   int32_t* best = nullptr;
   // Empty, or [Model::capture()] of [tokens, hidden]: the residual stream at those boundaries.
   std::span<float* const> boundaries;
+  // On hosts, if it is there: called between branches of layers. The caller may do other work then,
+  // also with other models of the same Ops. False ends the pass: its results are undefined.
+  const FunctionRef<bool()>* between = nullptr;
 };
 
 }  // namespace freshet

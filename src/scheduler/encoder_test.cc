@@ -8,24 +8,25 @@ namespace {
 
 class EncoderRig {
  public:
-  explicit EncoderRig(int32_t blocks, bool share = true, int32_t seats = 256)
+  explicit EncoderRig(int32_t blocks, bool share = true, int32_t slots = 256)
       : cache_(kv_cache::BlockCache::Options{{{0, 1000}}, true, 0}) {
     SchedulerOptions options;
-    options.max_num_seqs = seats;
+    options.max_num_seqs = slots;
     options.max_model_len = 64;
     options.encoder_blocks = blocks;
     options.share_encoders = share;
     scheduler_ = *Scheduler::create(options, cache_);
   }
   // An input of three blocks.
-  SequenceId submit(const std::string& content, const std::string& salt = "",
-                    int32_t priority = 0) {
+  SequenceId submit(const std::string& content, const std::string& salt = "", int32_t priority = 0,
+                    bool prepares = false) {
     NewRequest r;
     r.id = ++requests_;
     r.prompt = {1};
     r.max_tokens = 8;
     r.salt = salt;
     r.priority = priority;
+    r.prepares = prepares;
     r.encoder_tokens = 40;
     r.encoder_content = content;
     return *scheduler_->submit(std::move(r), 1000);
@@ -118,6 +119,40 @@ TEST(SharedEncoder, ABetterPriorityWaitsForBlocks) {
   EXPECT_EQ(rig->stats().preemptions, 0);
   rig->finish(a);
   EXPECT_EQ(rig.step(), Encoded{b});
+}
+
+// It keeps its place: those behind it wait, too, but those with better priorities do not.
+TEST(Prepared, ARequestStartsWhenItIsReady) {
+  EncoderRig rig(30, true, 3);
+  EXPECT_EQ(rig->next_unready(), nullptr);
+  const SequenceId a = rig.submit("a"), b = rig.submit("b", "", 0, true), c = rig.submit("c");
+  EXPECT_EQ(rig.step(), Encoded{a});
+  EXPECT_EQ(rig->next_unready()->id, b);
+  EXPECT_FALSE(rig->has_encoder_output(*rig->sequence(b).request));
+  EXPECT_TRUE(rig->has_encoder_output(*rig->sequence(a).request));
+  const SequenceId d = rig.submit("d", "", -1);
+  EXPECT_EQ(rig.step(), Encoded{d});
+  EXPECT_TRUE(rig.step().empty());
+  EXPECT_EQ(rig->stats().running, 2);
+  rig->set_ready(2);
+  EXPECT_EQ(rig->next_unready(), nullptr);
+  EXPECT_EQ(rig.step(), Encoded{b});
+  EXPECT_EQ(rig->sequence(c).state, State::kWaiting);  // no slot is free
+}
+
+// A request that is not ready preempts nobody; one that was preempted is made ready again.
+TEST(Prepared, PreemptionStartsAnew) {
+  EncoderRig rig(30, true, 1);
+  const SequenceId a = rig.submit("a", "", 1, true);
+  rig->set_ready(1);
+  EXPECT_EQ(rig.step(), Encoded{a});
+  rig.submit("b", "", 0, true);
+  EXPECT_TRUE(rig.step().empty());
+  EXPECT_EQ(rig->stats().preemptions, 0);
+  rig->set_ready(2);
+  EXPECT_EQ(rig.step().size(), 1u);
+  EXPECT_EQ(rig->stats().preemptions, 1);
+  EXPECT_EQ(rig->next_unready()->id, a);
 }
 
 TEST(SharedEncoder, CancelledRequestsLeaveTheOutput) {

@@ -277,6 +277,7 @@ void Scheduler::preempt(Sequence& s, Step& step) {
   const bool awaits = s.awaits_token();
   if (offload_) offload_->swap_out(s);
   s.tier.looked = false;
+  s.request->prepared = false;
   stop_running(s);
   ++stats_.preemptions;
   ++s.request->preemptions;
@@ -300,6 +301,26 @@ Sequence* Scheduler::candidate(bool fresh_allowed) const {
   return fresh->request->priority < resumed->request->priority && fresh->rank < resumed->rank
              ? fresh
              : resumed;
+}
+
+const Sequence* Scheduler::next_unready() const {
+  Sequence* const resumed = resumed_.empty() ? nullptr : *resumed_.begin();
+  for (const Sequence* s : {resumed, queue_.next(now_)}) {
+    if (s != nullptr && !s->request->ready()) return s;
+  }
+  return nullptr;
+}
+
+void Scheduler::set_ready(RequestId request) {
+  requests_.at(request)->prepared = true;
+}
+
+int32_t Scheduler::cached_prefix(const Sequence& s) const {
+  return cache_.cached(s.request->salt, may_be_cached(s));
+}
+
+bool Scheduler::has_encoder_output(const Request& r) const {
+  return r.encoder_tokens > 0 && (r.encoded || encoders_.has(r.encoder_key));
 }
 
 // Whether the blocks suffice for all known tokens of the sequence and of the running ones. A small
@@ -394,7 +415,7 @@ WaitReason Scheduler::obstacle(Sequence& s) {
 void Scheduler::make_way(Step& step) {
   if (running_.empty()) return;
   Sequence* next = candidate(grant_.requests > 0);
-  if (next == nullptr || !has_encoder_blocks(*next->request)) return;
+  if (next == nullptr || !next->request->ready() || !has_encoder_blocks(*next->request)) return;
   while (!running_.empty()) {
     Sequence* worst = *running_.rbegin();
     if (worst->request->priority <= next->request->priority || worst->rank < next->rank) return;
@@ -415,6 +436,8 @@ void Scheduler::admit(Step& step, Budget& budget) {
     WaitReason lacks = WaitReason::kBatchPolicy;
     if (s == nullptr)
       s = queue_.next(now_);  // there may be one that the policy holds back
+    else if (!s->request->ready())
+      lacks = WaitReason::kEncoder;
     else if (s->started || grant_unused_ || s->prompt_tokens <= grant_.tokens)
       lacks = start_load(*s) ? WaitReason::kNone : start(*s, step, budget);
     if (s == nullptr) return;

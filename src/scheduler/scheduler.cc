@@ -23,6 +23,8 @@ const char* name_of(WaitReason reason) {
       return "preempted";
     case WaitReason::kKvLoad:
       return "kv load";
+    case WaitReason::kEncoder:
+      return "encoder";
     case WaitReason::kCount:
       break;
   }
@@ -130,6 +132,7 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   r->salt = std::move(request.salt);
   r->encoder_tokens = request.encoder_tokens;
   r->encoder_key = encoder_key_of(request.encoder_content, r->salt);
+  r->prepares = request.prepares;
   r->arrival = now_;
   r->deadline = request.deadline;
   r->eviction = std::move(request.eviction);

@@ -116,6 +116,13 @@ class Scheduler {
                  std::vector<std::vector<int32_t>> branches = {});
   // The running sequences that have one token to compute, all of them known: drafts may follow it.
   std::vector<SequenceId> decoding() const;
+  // The sequence that is next to start but for its request not being ready; nullptr: none.
+  const Sequence* next_unready() const;
+  void set_ready(RequestId request);
+  // What begin() of the cache would find for the sequence now, and whether the output of its
+  // request's encoder is there or will be with the next step.
+  int32_t cached_prefix(const Sequence& s) const;
+  bool has_encoder_output(const Request& r) const;
   void unpin_all();                  // pinned prefixes may be evicted again
   void finish(SequenceId sequence);  // the request ends with its last sequence
   bool cancel(RequestId request);    // false: unknown (ended already)

@@ -82,6 +82,7 @@ bool Simulation::run_item(const StepItem& item) {
   const int32_t end = item.first + item.count;
   if (states_ && !run_state(s, item, hashes)) return false;
   if (item.encodes) {
+    if (!s.request->ready()) return fail("a request starts that is not ready");
     ++report_.encoder_runs;
     for (const int32_t block : s.request->encoder_blocks)
       encoded_[static_cast<size_t>(block)] = clients_.at(s.request->id).encoded;

@@ -155,7 +155,10 @@ void Simulation::arrive() {
   if (random_.chance(20)) request.pin_tokens = random_.in(0, shared);
   if (random_.chance(5)) request.compute_all = true;
   if (pictures_ && pictures_->chance(70)) add_pictures(request);
-  if (encoders_) client.encoded = add_input(request);
+  if (encoders_) {
+    client.encoded = add_input(request);
+    request.prepares = encoders_->chance(50);
+  }
   client.pictures = request.pictures;
   client.prompt = request.prompt;
   client.max_tokens = request.max_tokens;
@@ -384,6 +387,8 @@ bool Simulation::step() {
       if (!s.started) waiting.emplace_back(sequence, s.rank);
     }
   }
+  if (const Sequence* s = scheduler_->next_unready(); s != nullptr && encoders_->chance(60))
+    scheduler_->set_ready(s->request->id);
   const Step step = scheduler_->schedule(now_);
   ++report_.steps;
   for (const RequestId id : step.expired) {
