@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/thread_pool.h"
 #include "kv_cache/kv_storage.h"
 #include "kv_cache/retention/retention.h"
 #include "ops/attention.h"
@@ -169,6 +170,9 @@ struct StepResults {
   std::span<float* const> boundaries;
   // Or [logit_rows, hidden], in the device's memory: the states of these rows.
   float* kept = nullptr;
+  // On hosts, if it is there: called between branches of layers. The caller may do other work then,
+  // also with other models of the same Ops. False ends the pass: its results are undefined.
+  const FunctionRef<bool()>* between = nullptr;
 };
 
 }  // namespace freshet

@@ -79,29 +79,39 @@ void Decoder::write_cross(const ForwardBatch& batch, const KvStorage& cache, siz
   }
 }
 
-// Runs the encoder for the sequences that begin, and stores the keys and values of its outputs. The
-// outputs of a tower exist already.
+// Stores the keys and values of an output that exists already.
+void Decoder::write_states(const ForwardBatch& batch, const KvStorage& cache, size_t input) {
+  const EncoderInput& in = batch.encoder_inputs[input];
+  const int64_t width = encoder_ != nullptr ? spec_.encoder->hidden_size : spec_.hidden_size;
+  for (int64_t done = 0; done < in.state_rows;) {
+    const int64_t count = std::min(max_tokens_, in.state_rows - done);
+    ForwardBatch part;
+    part.query_start = {0, static_cast<int32_t>(count)};
+    part.context_len = {static_cast<int32_t>(done + count)};
+    write_cross(batch, cache, input, part,
+                {const_cast<float*>(in.states + done * width), count, width, width});
+    done += count;
+  }
+}
+
+// Stores the keys and values of encoder outputs for the sequences that begin. Runs the encoder for
+// those that do not exist yet.
 void Decoder::encode(const ForwardBatch& batch, const KvStorage& cache) {
-  if (encoder_ != nullptr) {
-    encoder_->run(batch.encoder_inputs,
+  const std::span<const EncoderInput> inputs = batch.encoder_inputs;
+  const auto exists = [](const EncoderInput& input) { return input.states != nullptr; };
+  for (size_t i = 0; i < inputs.size();) {
+    if (encoder_ == nullptr || exists(inputs[i])) {
+      write_states(batch, cache, i++);
+      continue;
+    }
+    const auto end = std::find_if(inputs.begin() + static_cast<int64_t>(i), inputs.end(), exists);
+    const auto count = static_cast<size_t>(end - inputs.begin()) - i;
+    encoder_->run(inputs.subspan(i, count),
                   [&](size_t first, const ForwardBatch& encoded, const Matrix& states) {
-                    write_cross(batch, cache, first, encoded, states);
+                    write_cross(batch, cache, i + first, encoded, states);
                   });
     if (ops_.device() != nullptr) ops_.wait();  // tables outside a step may be written again
-    return;
-  }
-  const int64_t width = spec_.hidden_size;
-  for (size_t i = 0; i < batch.encoder_inputs.size(); ++i) {
-    const EncoderInput& input = batch.encoder_inputs[i];
-    for (int64_t done = 0; done < input.state_rows;) {
-      const int64_t count = std::min(max_tokens_, input.state_rows - done);
-      ForwardBatch part;
-      part.query_start = {0, static_cast<int32_t>(count)};
-      part.context_len = {static_cast<int32_t>(done + count)};
-      write_cross(batch, cache, i, part,
-                  {const_cast<float*>(input.states + done * width), count, width, width});
-      done += count;
-    }
+    i += count;
   }
 }
 
@@ -326,6 +336,13 @@ Matrix Decoder::logit_rows(const Step& step, const Step& last, const Matrix& x) 
   return stream;
 }
 
+// Whether the caller ends the pass here (StepResults::between).
+bool Decoder::stops() {
+  if (between_ == nullptr || (*between_)()) return false;
+  stopped_ = true;
+  return true;
+}
+
 // Returns the residual stream after the layer. `last`: nullptr, or the step of the rows that need
 // logits. In that case the layer has the last branch that stores: all rows store their keys and
 // values, and only those rows continue, in a separate stream.
@@ -339,6 +356,7 @@ Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
     stream = run_parallel(step, layer, x, ends ? last : nullptr);
     if (stream.rows == 0) return stream;
     if (ends) on = last;
+    if (stops()) return stream;
   }
   ops::Norm norm;
   for (int b = parallel; b < static_cast<int>(spec.branches.size()); ++b) {
@@ -357,6 +375,7 @@ Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
       const Scratch scratch(arena_);
       branch(*on, layer, b, branch_input(layer, b, stream, norm), stream);
     }
+    if (stops()) return stream;
     if (!runs_all) continue;
     stream = logit_rows(step, *last, stream);
     if (stream.rows == 0) return stream;
@@ -501,6 +520,7 @@ void Decoder::run(Step& step, Step* last, const Matrix& logits, const Matrix& hi
     const bool ends = last != nullptr && layer == last_stored_.layer;
     copy_boundary(layer, x, boundaries);
     x = run_layer(*on, layer, x, ends ? last : nullptr);
+    if (stopped_) return;
     if (x.rows == 0) break;
     if (ends) on = last;
     if (on == &step) put_pictures(step.batch, layer + 1, x);

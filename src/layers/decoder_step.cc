@@ -142,6 +142,7 @@ void Decoder::find_views(const ForwardBatch& batch, const KvStorage& cache,
   for (size_t g = 0; g < groups.size(); ++g) {
     views[g].ranges.clear();
     views[g].query_start.clear();
+    views[g].tokens.clear();
     if (g >= batch.tables.size() || batch.tables[g].ids.empty()) continue;
     find_key_ranges(batch, static_cast<int>(g), groups[g], views[g]);
   }
@@ -164,6 +165,8 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
   FRESHET_CHECK(results.kept == nullptr || ops_.device() != nullptr, "states kept on the host");
   arena_.reset();
   const bool on_device = ops_.device() != nullptr;
+  between_ = on_device ? nullptr : results.between;
+  stopped_ = false;
   const bool wants_states = results.hidden != nullptr || results.kept != nullptr;
   Matrix logits{results.logits, rows, spec_.vocab_size, spec_.vocab_size};
   Matrix states{results.hidden, tokens, spec_.hidden_size, spec_.hidden_size};
