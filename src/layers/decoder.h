@@ -64,6 +64,7 @@ class Decoder final : public Model {
   ops::Ops* key_ops() override { return ops_.device() == nullptr ? &ops_ : nullptr; }
   std::shared_ptr<const ModelWeights> share() const override { return weights_; }
   VisionTower* vision() override { return tower_.get(); }
+  EncoderPass* encoder() override { return encoder_.get(); }
 
  private:
   size_t arena_bytes(int64_t tokens, int64_t logit_rows) const;
@@ -76,6 +77,8 @@ class Decoder final : public Model {
   Matrix embed(Step& step);
   std::span<const int32_t> types_of(const ForwardBatch& batch) const;
   void encode(const ForwardBatch& batch, const KvStorage& cache);
+  void write_states(const ForwardBatch& batch, const KvStorage& cache, size_t input);
+  bool stops();
   void write_cross(const ForwardBatch& batch, const KvStorage& cache, size_t first,
                    const ForwardBatch& encoded, const Matrix& states);
   Matrix feature_stream(const ForwardBatch& batch, const Matrix& embedded);
@@ -116,6 +119,8 @@ class Decoder final : public Model {
                      bool narrows, std::span<const int64_t> how);
   void fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
              const StepResults& results);
+  void fetch_all(const ForwardBatch& batch, const Matrix& logits, const Matrix& states,
+                 const int32_t* best, const StepResults& results, int turn);
   void write_logits(Step& step, const Matrix& x, const Matrix& logits, const Matrix& hidden);
 
   ModelSpec spec_;
@@ -129,6 +134,8 @@ class Decoder final : public Model {
   Matrix embedded_;                     // in a draft head's step: the input of its first branch
   std::vector<int> captures_;           // the boundaries that results may contain
   std::vector<Matrix> boundaries_;      // of the current step
+  const FunctionRef<bool()>* between_ = nullptr;  // of the current step
+  bool stopped_ = false;                          // it has ended the current step
   Arena arena_;
   int64_t max_tokens_ = 0;
   int64_t max_logit_rows_ = 0;

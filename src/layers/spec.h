@@ -358,6 +358,9 @@ struct ModelSpec {
   std::optional<NormSpec> final_norm;
   float logits_scale = 1.0f;
   float logits_softcap = 0.0f;
+  // The widest input of a product in two parts, with its outlier columns (ops::Weight::outliers);
+  // 0: the checkpoint has no such weights.
+  int64_t split_cols = 0;
 };
 
 // A tower for pictures: patches are projected to a stream, layers run on it, and a connector turns

@@ -11,8 +11,10 @@ namespace freshet::speculative {
 namespace {
 
 // A head runs rows as they come, those of all sequences together, once a sequence has more than
-// this: so their features need not be kept.
-constexpr size_t kPendingRows = 128;
+// this: so their features need not be kept. Where nothing was drafted for as many steps, the head
+// forgets what it knows of the sequence instead, and reads no more rows until it is asked: so it
+// costs no time while drafts don't pay.
+constexpr size_t kPendingRows = 64;
 
 // The target's id of the best column that the target knows; -1: it knows none.
 int32_t best_known(std::span<const float> logits, std::span<const int32_t> target_ids) {
@@ -35,6 +37,7 @@ ModelDrafter::ModelDrafter(std::unique_ptr<DraftRunner> runner, ModelDrafterOpti
       logits_(options_.target_ids.empty() ? runner_->spec().vocab_size
                                           : std::ssize(options_.target_ids)) {
   if (heads()) width_ = static_cast<size_t>(runner_->spec().features->width);
+  knows_all_ = std::ranges::none_of(options_.target_ids, [](int32_t id) { return id < 0; });
 }
 
 void ModelDrafter::forget(uint64_t sequence) {
@@ -78,7 +81,10 @@ void ModelDrafter::append(State& s, const TargetRows& rows) {
 // Forgets a head's history; it goes on with the rows that come.
 void ModelDrafter::restart(State& s) {
   runner_->release(s.cache);
+  std::vector<float> room = std::move(s.features);
   s = State();
+  s.features = std::move(room);
+  s.features.clear();
 }
 
 // Takes the first `count` pending rows, which were run, or which there was no room for.
@@ -123,7 +129,12 @@ void ModelDrafter::observe(std::span<const TargetRows> rows) {
   for (const TargetRows& r : rows) {
     const bool fresh = !states_.contains(r.sequence);
     State& s = state_of(r.sequence);
-    if (!fresh && r.first > s.seen()) restart(s);  // rows between were lost
+    const size_t idle = r.count == 1 ? s.idle + 1 : 0;
+    const bool sleeps = idle > most;
+    // Or rows between were lost.
+    if (!fresh && (sleeps ? s.seen() > 0 : r.first > s.seen())) restart(s);
+    s.idle = idle;
+    if (sleeps) continue;
     if (s.seen() == 0) start_head(s, r);
     append(s, r);
     if (s.pending.size() > most) full.push_back(&s);
@@ -248,6 +259,7 @@ std::optional<ModelDrafter::Work> ModelDrafter::first_work(DraftRequest& r) {
   if (heads() && !states_.contains(r.sequence)) return {};
   State& s = state_of(r.sequence);
   s.drafting = false;
+  s.idle = 0;
   if (!std::exchange(s.sampled, true)) {
     s.sampler = DraftSampler(r, options_.vocab, options_.greedy);
   }
@@ -295,6 +307,7 @@ void ModelDrafter::first_step(std::span<DraftRequest> requests) {
     work_.push_back(work);
     owner_.push_back(i);
   }
+  if (chains(requests)) return run_chain(requests);
   runner_->run(work_, false);
   for (size_t k = 0; k < work_.size(); ++k) {
     DraftRequest& r = requests[owner_[k]];
@@ -319,6 +332,47 @@ void ModelDrafter::first_step(std::span<DraftRequest> requests) {
     } else {
       grows(r) ? plant(s, r, work_[k]) : take(s, r, work_[k]);
     }
+  }
+}
+
+// Whether all rounds of work_ can be enqueued at once: best tokens alone, which need no translation
+// by the host.
+bool ModelDrafter::chains(std::span<const DraftRequest> requests) {
+  if (options_.mask >= 0 || options_.map != nullptr || !knows_all_ || work_.empty()) return false;
+  rounds_.clear();
+  for (const size_t i : owner_) rounds_.push_back(std::max<int>(1, requests[i].limit));
+  return runner_->chains(work_, rounds_);
+}
+
+// All drafts of work_, as first_step() and next_step() would find them.
+void ModelDrafter::run_chain(std::span<DraftRequest> requests) {
+  const std::vector<std::vector<int32_t>> tokens = runner_->chain(work_, rounds_);
+  for (size_t k = 0; k < work_.size(); ++k) {
+    DraftRequest& r = requests[owner_[k]];
+    State& s = state_of(r.sequence);
+    if (work_[k].failed) {
+      if (heads()) restart(s);
+      continue;
+    }
+    const auto later = static_cast<int32_t>(tokens[k].size()) - 1;
+    const auto known = static_cast<int32_t>(s.cache.ids.size()) - later;
+    runner_->confirm(s.cache, known);
+    s.pending.clear();
+    s.features.clear();
+    if (heads()) s.state.assign(work_[k].state.begin(), work_[k].state.end());
+    for (size_t i = 0; i < tokens[k].size(); ++i) {
+      const auto column = static_cast<size_t>(tokens[k][i]);
+      const int32_t token =
+          options_.target_ids.empty() ? tokens[k][i] : options_.target_ids[column];
+      if (i == 0) s.token = token;
+      if (token < 0 || token >= options_.vocab) {
+        runner_->cut(s.cache, known + static_cast<int32_t>(i));
+        break;
+      }
+      if (static_cast<int32_t>(i) < later) s.cache.ids[static_cast<size_t>(known) + i] = token;
+      r.draft.push_back(token);
+    }
+    if (heads() && !r.draft.empty()) s.drawn_from = r.drawn_from;
   }
 }
 
@@ -469,6 +523,7 @@ Result<std::unique_ptr<Drafter>> make_model_drafter(const MakeContext& c,
   options.vocab = c.target.spec().vocab_size;
   options.greedy = c.config.greedy_drafts;
   options.tree = c.config.tree;
+  FRESHET_RETURN_IF_ERROR(runner->set_id_map(options.target_ids));
   return std::unique_ptr<Drafter>(
       std::make_unique<ModelDrafter>(std::move(runner), std::move(options)));
 }

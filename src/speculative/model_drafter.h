@@ -57,6 +57,7 @@ class ModelDrafter final : public Drafter {
     // Of heads: the ids and the features that the cache does not hold yet.
     std::vector<int32_t> pending;
     std::vector<float> features;
+    size_t idle = 0;  // of heads: steps of one row since drafts were asked for
     // The last proposal's first step, for a sequence whose step was put off.
     int32_t token = -1;
     std::vector<float> state;
@@ -90,6 +91,8 @@ class ModelDrafter final : public Drafter {
   std::optional<Work> first_work(DraftRequest& r);
   void first_step(std::span<DraftRequest> requests);
   void next_step(std::span<DraftRequest> requests);
+  bool chains(std::span<const DraftRequest> requests);
+  void run_chain(std::span<DraftRequest> requests);
   void take(State& s, DraftRequest& r, Work& work);
   struct Masked {
     std::vector<int32_t> ids;
@@ -122,13 +125,15 @@ class ModelDrafter final : public Drafter {
 
   std::unique_ptr<DraftRunner> runner_;
   ModelDrafterOptions options_;
-  size_t width_ = 0;  // of a head's features
+  size_t width_ = 0;       // of a head's features
+  bool knows_all_ = true;  // every column of the logits is one of the target's ids
   std::unordered_map<uint64_t, State> states_;
   uint64_t next_salt_ = 0;
   SamplerScratch scratch_;
   std::vector<float> row_;
   std::vector<Work> work_;
   std::vector<size_t> owner_;   // [work_] index of the request
+  std::vector<int> rounds_;     // [work_] of a chain
   std::vector<Masked> masked_;  // [requests] with a mask: what is run
   LogitScratch logits_;         // for rows of the drafter
   std::vector<Growing> trees_;
