@@ -8,6 +8,8 @@
 namespace freshet::engine {
 namespace {
 
+constexpr int64_t kLongestSlice = 50'000;  // microseconds, plus what is left of a branch
+
 bool reads(const scheduler::StepItem& item, const runtime::PicturePlace& place) {
   return place.token < item.first + item.count && place.token + place.count > item.first;
 }
@@ -102,6 +104,7 @@ bool StepLoop::prepare_next() {
   if (next == nullptr) return false;
   const uint64_t id = next->request->id;
   other_since_ = now_us();
+  last_step_us_ = 0;
   const bool ready = scheduler_->has_encoder_output(*next->request) ||
                      (live_.at(id)->pictures ? prepare_pictures(*next) : encode_ahead(id));
   if (ready) scheduler_->set_ready(id);
@@ -146,7 +149,7 @@ bool StepLoop::encode_ahead(uint64_t id) {
 }
 
 // Takes orders, and lets a step run if the tower or the encoder has run for as long as the step
-// before. Returns false if the request `id` has ended, or the engine ends.
+// before, or for kLongestSlice. Returns false if the request `id` has ended, or the engine ends.
 bool StepLoop::step_between(uint64_t id) {
   {
     const std::lock_guard lock(mutex_);
@@ -155,7 +158,7 @@ bool StepLoop::step_between(uint64_t id) {
   empty_inbox();
   if (!live_.contains(id)) return false;
   const int64_t from = now_us();
-  if (from - other_since_ < last_step_us_) return true;
+  if (from - other_since_ < std::min(last_step_us_, kLongestSlice)) return true;
   if (step()) {
     ++counted_.encoder.steps_between;
     publish();
