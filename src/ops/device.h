@@ -104,10 +104,10 @@ class Device : public Memory {
   virtual bool samples(int64_t vocab) const = 0;
   virtual void sample(const Matrix& logits, std::span<const int32_t> words,
                       std::span<const int32_t> tokens, int32_t* ids) = 0;
-  // From here on, ids[i] is named[from[i]] (a sampled token) if from[i] >= 0. Both spans belong to
-  // the step.
+  // From here on, ids[i] is named[from[i]] (a sampled token) if from[i] >= 0, or what `map` says of
+  // it unless that is nullptr. Both spans belong to the step.
   virtual void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
-                        const int32_t* named) = 0;
+                        const int32_t* named, const int32_t* map) = 0;
   virtual void route(const Matrix& logits, const Routing& routing, int32_t* ids,
                      float* weights) = 0;
   // hooks: nullptr, or the hooks to call around each expert's projections.

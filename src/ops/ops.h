@@ -181,7 +181,8 @@ class Ops {
   void sample(const Matrix& logits, std::span<const int32_t> words, std::span<const int32_t> tokens,
               int32_t* ids);
   // See Device::take_ids, note and await; only on devices.
-  void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from, const int32_t* named);
+  void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from, const int32_t* named,
+                const int32_t* map);
   void note(int which);
   void await(int which);
 

@@ -33,6 +33,7 @@ enum class WaitReason : uint8_t {
   kBatchPolicy,  // the batching policy is collecting a batch
   kPreempted,    // its blocks went to another sequence
   kKvLoad,       // its prefix is being loaded from host memory or disk
+  kEncoder,      // what it reads of pictures or sound is being computed
   kCount,
 };
 const char* name_of(WaitReason reason);
@@ -58,6 +59,11 @@ struct NewRequest {
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
   std::vector<PictureSpan> pictures;  // rows of the prompt that are pictures'; ascending
   kv_cache::SparseAttention sparse;   // what queries read
+  // What the encoder reads, or a digest of it: requests with the same content and salt share the
+  // encoder's output. "": nobody shares it.
+  std::string encoder_content;
+  // It starts, and starts again after a preemption, only when the caller has made it ready.
+  bool prepares = false;
 };
 
 // A fixed total order of sequences. When blocks run out, better ranks keep theirs.
@@ -185,9 +191,15 @@ struct Request {
   // The encoder's output: all sequences read it, from the first start to the request's end.
   int32_t encoder_tokens = 0;
   std::vector<int32_t> encoder_blocks;  // with one reference each
-  bool encoded = false;                 // a step has run the encoder
+  bool encoded = false;                 // the output is there: a step computes it, or has
+  std::string encoder_key;              // of the output in the cache; "": it is not shared
+  bool encoder_found = false;           // the blocks held the output when they were taken
+  bool prepares = false;                // NewRequest::prepares
+  bool prepared = false;                // the caller has made it ready
   std::vector<SequenceId> sequences;
   WaitTimes waited{};  // of all its sequences together
+
+  bool ready() const { return !prepares || prepared; }  // it may start
 };
 
 inline int32_t Sequence::sharable(int32_t count) const {

@@ -349,7 +349,8 @@ void LengthController::stepped(const StepDone& step) {
   if (!ahead || !options_.runs_ahead) costs_.correct(step.shape, step.seconds);
   if (!planned) return;
   const double usual = costs_.seconds(step.shape);
-  const double took = std::clamp(step.seconds, usual / kLongStep, usual * kLongStep) + drafting;
+  const double itself = std::clamp(step.seconds, usual / kLongStep, usual * kLongStep);
+  const double took = itself + drafting + step.more_seconds;
   const auto sequences = static_cast<double>(step.shape.sequences);
   const double would = costs_.seconds(plain) * static_cast<double>(step.tokens) / sequences;
   const double share =
@@ -358,13 +359,14 @@ void LengthController::stepped(const StepDone& step) {
       plan_.plain_seconds * plan_.tokens / static_cast<double>(plan_.lengths.size());
   if (step.drafted == 0) {
     const double of_plain = ahead ? 1.0 : share;
-    all_measured_.add((took - drafting) * of_plain, took, 1.0);
+    all_measured_.add(itself * of_plain, took, 1.0);
     all_expected_.add(plan_.plain_seconds * of_plain, plan_.seconds, 1.0);
     measured_steps_ *= kForgetGain;
     return;
   }
   all_measured_.add(would * share, took, 1.0);
-  all_expected_.add(expected * share, plan_.seconds, 1.0);
+  // As plans are judged: corrected by what the steps before this one gave.
+  all_expected_.add(expected * share * correction(), plan_.seconds, 1.0);
   measured_.add(would, took, kRecent);
   expected_.add(expected, plan_.seconds, kRecent);
   measured_steps_ = measured_steps_ * kRecent + 1.0;

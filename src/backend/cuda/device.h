@@ -91,8 +91,8 @@ class CudaDevice final : public ops::Device {
   bool samples(int64_t vocab) const override { return api_.sampling.samples(ctx_, vocab) != 0; }
   void sample(const Matrix& logits, std::span<const int32_t> words, std::span<const int32_t> tokens,
               int32_t* ids) override;
-  void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
-                const int32_t* named) override;
+  void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from, const int32_t* named,
+                const int32_t* map) override;
   void note(int which) override;
   void await(int which) override;
   void route(const Matrix& logits, const ops::Routing& routing, int32_t* ids,

@@ -256,9 +256,9 @@ void CudaDevice::sample(const Matrix& logits, std::span<const int32_t> words,
 }
 
 void CudaDevice::take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
-                          const int32_t* named) {
+                          const int32_t* named, const int32_t* map) {
   auto* to = const_cast<int32_t*>(ints(ids));  // the device's copy, owned by the step
-  check(api_.sampling.take_ids(ctx_, to, ints(from), std::ssize(ids), named), "take_ids");
+  check(api_.sampling.take_ids(ctx_, to, ints(from), std::ssize(ids), named, map), "take_ids");
 }
 
 }  // namespace freshet::cuda

@@ -65,14 +65,14 @@ int samples(const Context& ctx, int64_t cols);
 int sample(const Context& ctx, const Rows* logits, const int32_t* words, const int32_t* tokens,
            int32_t* ids);
 int take_ids(const Context& ctx, int32_t* ids, const int32_t* from, int64_t count,
-             const int32_t* named);
+             const int32_t* named, const int32_t* map);
 // norm.cu
 int norm(const Context& ctx, const Rows* out, const Rows* x, const NormArgs* norm,
          const Activations* act);
 // qk_norm_rope_store.cu
 int heads(const Context& ctx, const HeadsArgs* args);
 // attention_sm80.cu
-int64_t attention_partial_bytes(const Context&, int sequences, int heads, int value_dim,
+int64_t attention_partial_bytes(const Context&, int tokens, int heads, int value_dim,
                                 int64_t context);
 int attention(const Context& ctx, const AttentionArgs* args);
 // rotated_heads.cu
