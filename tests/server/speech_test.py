@@ -127,14 +127,16 @@ class Transcriptions(Case):
         try:
             hits = []
             for key in ("a", "b", "a"):
-                c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
-                c.request("POST", "/v1/audio/transcriptions", form([("language", "en"), *ONCE], file),
-                          {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}", "Authorization": f"Bearer {key}"})
-                self.assertEqual(c.getresponse().status, 200)
-                c.close()
-                hits.append((server.metric("vllm:mm_cache_queries_total"), server.metric("vllm:mm_cache_hits_total"),
-                             server.metric("freshet:encoder_cache_hits_total")))
-            self.assertEqual(hits, [(1, 0, 0), (2, 0, 0), (3, 1, 1)])
+                headers = {"Authorization": f"Bearer {key}"}
+                status, _, answer = server.request(
+                    "POST", "/v1/audio/transcriptions", form([("language", "en"), *ONCE], file),
+                    {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}", **headers})
+                self.assertEqual(status, 200, answer)
+                lines = server.request("GET", "/metrics", headers=headers)[2].decode().split("\n")
+                hits.append([next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+                             for name in ("vllm:mm_cache_queries_total", "vllm:mm_cache_hits_total",
+                                          "freshet:encoder_cache_hits_total")])
+            self.assertEqual(hits, [[1, 0, 0], [2, 0, 0], [3, 1, 1]])
         finally:
             server.stop()
 
