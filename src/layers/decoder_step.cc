@@ -94,6 +94,8 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
     step_arrays_.push_back(table.ids);
     step_key_.push_back(table.stride);
   }
+  // Copies of whole matrices: states, boundaries, a head's features.
+  step_arrays_.push_back(std::span(every_).first(static_cast<size_t>(batch.tokens())));
   if (ops_.device() != nullptr) {
     for (int layer = 0; layer < static_cast<int>(cache.spec().layers.size()); ++layer) {
       const bool state = cache.spec().layers[static_cast<size_t>(layer)].state_bytes > 0;

@@ -58,7 +58,7 @@ class Methods(QuantizeCase):
             report = self.quantize(model, out, scheme, "--method", "rtn", "--calibration", ids, *flags)
             errors[scheme] = self.distance(base, self.logits(out, ids, served=True))
         self.assertLess(errors["LLM_INT8_OUTLIERS"] * 4, errors["W8A8"], errors)
-        self.assertLess(errors["LLM_INT8"] * 4, errors["W8A8"], errors)  # has no rounded inputs here
+        self.assertLess(errors["LLM_INT8_OUTLIERS"] * 1.5, errors["LLM_INT8"], errors)  # blocks are rounded together
         found = {l["tensor"]: l.get("outlier_columns", 0) for l in report["linears"]}
         for layer in range(2):
             for name in LINEARS:

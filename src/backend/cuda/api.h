@@ -24,7 +24,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 28;
+inline constexpr int kApiVersion = 29;
 inline constexpr int kTokenTile = 8;   // rows of an activation tile
 inline constexpr int kPadCols = 64;    // activations are padded to a multiple of this many columns
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
