@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 CONFIGURE = cmake --preset
 NINJA = cmake --build
 
-.PHONY: run build cuda install package test test-quantize-memory test-simulation check test-asan test-tsan test-peers test-arm64 format format-check lint fuzz bench clean help
+.PHONY: run build cuda install package test test-quantize-memory test-speculation test-simulation check test-asan test-tsan test-peers test-arm64 format format-check lint fuzz bench clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -61,6 +61,9 @@ test-peers:      ## load quantised folders in transformers (downloads torch and 
 
 test-quantize-memory: build ## the memory that quantising a model of 70B widths takes: 15 GB of disk, seven hours of processor time
 	@FRESHET=$(BUILD)/release/bin/freshet tests/quantize/memory_test.py
+
+test-speculation: build ## every golden model with every drafter, greedy, sampled and penalised: the same tokens
+	@FRESHET_SPECULATION_FULL=1 ctest --test-dir $(BUILD)/release -R '^speculation\.' --output-on-failure
 
 test-simulation: ## 100,000 seeds of the scheduler, the cache and its tiers
 	@tools/install_packages build test

@@ -340,6 +340,8 @@ TEST_F(CudaAttention, EveryForcedRowHasTheSameBits) {
       all.push_back({{type, 2, dim, dim, false}, 8, 0.0f, 0, false, {{513, 1}, {40, 1}}});
       all.push_back({{type, 1, dim, dim, false}, 16, 30.0f, 200, true, {{700, 1}}});
       all.push_back({{type, 2, dim, dim, false}, 8, 0.0f, 0, true, {{600, 90}, {130, 130}}});
+      all.push_back({{type, 2, dim, dim, false}, 8, 0.0f, 0, true, {{1600, 16}, {3, 2}, {530, 7}}});
+      all.push_back({{type, 1, dim, dim, false}, 3, 20.0f, 600, false, {{1300, 9}, {40, 1}}});
     }
   }
   const auto plain = open("cuda", {"attention=attention_sm80"});
@@ -366,6 +368,44 @@ TEST_F(CudaAttention, EveryForcedRowHasTheSameBits) {
       expect_near(got, want, tolerance(p.c.shape) * std::max(1.0f, largest(want)), c.name());
     }
     EXPECT_GT(runs, 0) << row.name << " was never run";
+  }
+}
+
+// Several queries per sequence over long contexts, whose KV splits different blocks take, beside
+// single queries: the bits of each query alone.
+TEST_F(CudaAttention, FewQueriesOverLongContextsKeepTheirBits) {
+  using ops::KvType;
+  uint32_t seed = 27000;
+  for (const auto& [type, dim, heads, window] : {std::tuple{KvType::kF16, 128, 32, 0},
+                                                 {KvType::kBF16, 128, 8, 0},
+                                                 {KvType::kF16, 96, 16, 0},
+                                                 {KvType::kBF16, 64, 8, 1500},
+                                                 {KvType::kFP8, 128, 24, 0},
+                                                 {KvType::kInt8, 256, 16, 0},
+                                                 {KvType::kInt4, 128, 32, 1100},
+                                                 {KvType::kK8V4, 64, 32, 0}}) {
+    const cases::AttentionCase c = {
+        {type, 8, dim, dim, false},
+        heads,
+        0.0f,
+        window,
+        true,
+        {{2100, 1}, {700, 1}, {3000, 6}, {9000, 16}, {513, 2}, {5, 5}, {1024, 1}, {40, 11}}};
+    AttentionProblem p(c, *gpu, *cpu, seed += 50);
+    std::vector<AttentionProblem::Part> whole;
+    for (size_t s = 0; s < c.sequences.size(); ++s) whole.push_back({s, 0, c.sequences[s].queries});
+    const std::vector<float> want = p.attend(false, whole), got = p.attend(true, whole);
+    expect_near(got, want, tolerance(p.c.shape) * std::max(1.0f, largest(want)), c.name());
+    EXPECT_EQ(p.attend(true, whole), got) << c.name();
+    const auto row = static_cast<size_t>(heads * dim);
+    size_t at = 0;
+    for (const auto& part : whole) {
+      for (int32_t q = 0; q < part.queries; ++q, at += row) {
+        const std::vector<float> alone = p.attend(true, {{part.sequence, q, 1}});
+        EXPECT_EQ(std::memcmp(alone.data(), got.data() + at, row * sizeof(float)), 0)
+            << c.name() << ": query " << q << " of sequence " << part.sequence;
+      }
+    }
   }
 }
 

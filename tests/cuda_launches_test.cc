@@ -29,7 +29,8 @@ std::string name_of(const std::string& launch) {
 class Launches : public ::testing::Test {
  protected:
   std::unique_ptr<Runner> open(const std::string& name, const FakeKernels& kernels,
-                               ops::ProjectionHooks* hooks = nullptr) {
+                               ops::ProjectionHooks* hooks = nullptr,
+                               std::vector<int> captures = {}) {
     FakePlugin::kernels = kernels;
     auto device = cuda::CudaDevice::open(FakePlugin::api(), 0, {});
     EXPECT_TRUE(device.ok());
@@ -38,6 +39,7 @@ class Launches : public ::testing::Test {
     options.max_tokens = 256;
     options.context = 128;
     options.hooks = hooks;
+    options.captures = std::move(captures);
     auto runner = Runner::open(directory() + name, options, std::move(*device));
     EXPECT_TRUE(runner.ok()) << runner.status().message();
     return runner.ok() ? std::move(*runner) : nullptr;
@@ -168,6 +170,16 @@ TEST_F(Launches, HooksSeeProjectionsOneByOne) {
     EXPECT_EQ(std::count(log.begin(), log.end(), "graph_begin"), hooked ? 0 : 1);
     EXPECT_EQ(std::count(log.begin(), log.end(), "graph_play"), hooked ? 0 : 4);
   }
+}
+
+// A drafter's steps, which return inner states, are captured as graphs like all others.
+TEST_F(Launches, StepsThatReturnStatesAreReplayed) {
+  const auto runner = open("llama", {}, nullptr, {0, 1});
+  FakePlugin::log.clear();
+  runner->run({{5, 6, 7, 8, 9}}, 1);
+  const std::vector<std::string>& log = FakePlugin::log;
+  EXPECT_EQ(std::count(log.begin(), log.end(), "graph_begin"), 1);
+  EXPECT_EQ(std::count(log.begin(), log.end(), "graph_play"), 4);
 }
 
 // For experts, hooks see only those that have tokens, each with its own tokens.

@@ -249,6 +249,10 @@ inline RowApi FakePlugin::rows() {
   a.xielu = [](Context*, const Rows* x, float, float, float, float) {
     return say("xielu {}", text(*x));
   };
+  a.split_columns = [](Context*, const Rows* kept, const Rows* apart, const Rows* x,
+                       const int32_t* columns) {
+    return say("split_columns {} {} {} {}", text(*kept), text(*apart), text(*x), at(columns));
+  };
   return a;
 }
 
@@ -359,9 +363,8 @@ inline SamplingApi FakePlugin::sampling() {
   a.sample = [](Context*, const Rows* x, const int32_t*, const int32_t*, int32_t* ids) {
     return say("sample {} {}", text(*x), at(ids));
   };
-  a.take_ids = [](Context*, int32_t* ids, const int32_t*, int64_t count, const int32_t*) {
-    return say("take_ids {} {}", at(ids), count);
-  };
+  a.take_ids = [](Context*, int32_t* ids, const int32_t*, int64_t count, const int32_t*,
+                  const int32_t*) { return say("take_ids {} {}", at(ids), count); };
   return a;
 }
 

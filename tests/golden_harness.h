@@ -27,6 +27,7 @@ class Runner {
     int64_t context = 512;
     std::string weight_cache;
     ops::ProjectionHooks* hooks = nullptr;
+    std::vector<int> captures;  // every step returns the stream there, and the last states
   };
 
   static Result<std::unique_ptr<Runner>> open(const std::string& path, const Options& options,
@@ -53,6 +54,7 @@ class Runner {
       FRESHET_RETURN_IF_ERROR(runner->ops_->set_projection_hooks(
           options.hooks, options.max_tokens, runner->model_->spec().hidden_size));
     }
+    FRESHET_RETURN_IF_ERROR(runner->model_->capture(options.captures));
     FRESHET_RETURN_IF_ERROR(
         runner->model_->reserve(options.max_tokens, options.max_tokens, options.context));
     return runner;
@@ -190,7 +192,15 @@ class Runner {
       batch.tables.push_back(std::move(tables));
     }
     std::vector<float> logits(batch.logit_rows.size() * static_cast<size_t>(vocab()));
-    model_->forward(batch, *cache_, {logits.data()});
+    StepResults results{logits.data()};
+    const auto states = static_cast<size_t>(batch.tokens() * model_->spec().hidden_size);
+    std::vector<std::vector<float>> captured(options_.captures.size() + 1,
+                                             std::vector<float>(states));
+    std::vector<float*> boundaries;
+    for (size_t i = 1; i < captured.size(); ++i) boundaries.push_back(captured[i].data());
+    results.boundaries = boundaries;
+    if (!boundaries.empty()) results.hidden = captured[0].data();
+    model_->forward(batch, *cache_, results);
     return logits;
   }
 

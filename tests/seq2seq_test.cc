@@ -1,12 +1,14 @@
 // Encoder-decoders against transformers' outputs (tools/golden_seeded.py), and batch invariance:
 // alone, together, in chunks.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <future>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -238,6 +240,8 @@ class Seq2seqEngine : public ::testing::TestWithParam<const char*> {
   }
   struct Written {
     std::vector<std::vector<int32_t>> samples;
+    std::vector<uint32_t> logprobs;  // of the first sample: bits, if they were asked for
+    int cached_tokens = 0;
     int prompt_tokens = 0;
     int preemptions = 0;
   };
@@ -273,10 +277,15 @@ class Seq2seqEngine : public ::testing::TestWithParam<const char*> {
       r.on_delta = [&, i](const Delta& d) {
         auto& ids = written[i].samples[static_cast<size_t>(d.index)];
         ids.insert(ids.end(), d.ids.begin(), d.ids.end());
+        for (size_t t = 0; d.index == 0 && t < d.logprobs.size(); ++t) {
+          for (const TokenLogprob& l : d.logprobs[t])
+            written[i].logprobs.push_back(std::bit_cast<uint32_t>(l.logprob));
+        }
       };
       r.on_done = [&, i](const Usage& usage) {
         written[i].prompt_tokens = usage.prompt_tokens;
         written[i].preemptions = usage.preemptions;
+        written[i].cached_tokens = usage.cached_tokens;
         done[i].set_value();
       };
       EXPECT_TRUE(engine.submit(std::move(r)).ok());
@@ -313,6 +322,86 @@ TEST_P(Seq2seqEngine, WritesTheSameWhateverElseRuns) {
     EXPECT_EQ(together[i].samples, alone[i].samples) << "request " << i;
     EXPECT_EQ(squeezed[i].samples, alone[i].samples) << "request " << i;
   }
+}
+
+TEST_P(Seq2seqEngine, AnInputThatWasReadIsNotReadAgain) {
+  const auto engine = load({});
+  EngineOptions off;
+  off.enable_prefix_caching = false;
+  const auto plain = load(off);
+  ASSERT_TRUE(engine != nullptr && plain != nullptr);
+  Request one = request_of(translations(model()).front(), 1, 12);
+  one.params.logprobs = 2;
+  // A decoder's prompt of more than a block.
+  Request prompted = one;
+  if (prompted.frames == 0) prompted.encoder_ids = std::exchange(prompted.prompt, {2});
+  for (int i = 0; i < 20; ++i) prompted.prompt.push_back(3 + i);
+  Request salted = one, other = one;
+  salted.cache_salt = "other";
+  if (other.frames > 0) {
+    other.features.front() += 0.5f;
+  } else {
+    other.prompt.pop_back();
+  }
+  std::vector<Written> alone;
+  for (const Request& r : {one, prompted, other}) alone.push_back(write(*plain, {r})[0]);
+  EXPECT_EQ(plain->stats().encoder.hits, 0);
+  const auto expect = [&](const Request& r, const Written& want, int64_t queries, int64_t hits) {
+    const Written got = write(*engine, {r})[0];
+    EXPECT_EQ(got.samples, want.samples);
+    EXPECT_EQ(got.logprobs, want.logprobs);
+    EXPECT_FALSE(got.logprobs.empty());
+    EXPECT_EQ(engine->stats().encoder.queries, queries);
+    EXPECT_EQ(engine->stats().encoder.hits, hits);
+    return got.cached_tokens;
+  };
+  expect(one, alone[0], 1, 0);
+  expect(one, alone[0], 2, 1);
+  expect(salted, alone[0], 3, 1);
+  expect(other, alone[2], 4, 1);
+  EXPECT_EQ(expect(prompted, alone[1], 5, 2), 0);
+  // The decoder's prompt is cached too, behind the same input only.
+  EXPECT_GE(expect(prompted, alone[1], 6, 3), ops::kBlockTokens);
+  Request elsewhere = prompted;
+  if (elsewhere.frames > 0) {
+    elsewhere.features = other.features;
+  } else {
+    elsewhere.encoder_ids = other.prompt;
+  }
+  const Written want = write(*plain, {elsewhere})[0];
+  EXPECT_EQ(expect(elsewhere, want, 7, 4), 0);
+  EXPECT_EQ(engine->stats().encoder.sounds, one.frames > 0 ? 7 : 0);
+  EXPECT_EQ(engine->stats().encoder.sounds_cached, one.frames > 0 ? 4 : 0);
+}
+
+// Sound is encoded between the steps of others: their tokens do not wait for all of its layers.
+TEST_P(Seq2seqEngine, StepsRunBetweenLayersOfTheEncoder) {
+  const auto engine = load({}), fresh = load({});
+  ASSERT_TRUE(engine != nullptr && fresh != nullptr);
+  const Translation t = translations(model()).front();
+  Request one = request_of(t, 1, 30), other = one;
+  if (one.frames == 0 || model() != GetParam()) GTEST_SKIP() << "for sound, on hosts";
+  other.features.front() += 0.5f;
+  other.params.max_tokens = 6;
+  const Written first = write(*engine, {one})[0], second = write(*engine, {other})[0];
+  EXPECT_EQ(engine->stats().encoder.steps_between, 0);
+  std::vector<int32_t> ids, later;
+  std::promise<void> done, later_done;
+  one.on_delta = [&](const Delta& d) {
+    const bool begins = ids.empty();
+    ids.insert(ids.end(), d.ids.begin(), d.ids.end());
+    if (!begins) return;
+    other.on_delta = [&](const Delta& e) { later.insert(later.end(), e.ids.begin(), e.ids.end()); };
+    other.on_done = [&](const Usage&) { later_done.set_value(); };
+    EXPECT_TRUE(fresh->submit(std::move(other)).ok());
+  };
+  one.on_done = [&](const Usage&) { done.set_value(); };
+  ASSERT_TRUE(fresh->submit(std::move(one)).ok());
+  done.get_future().wait();
+  later_done.get_future().wait();
+  EXPECT_EQ(ids, first.samples[0]);
+  EXPECT_EQ(later, second.samples[0]);
+  EXPECT_GT(fresh->stats().encoder.steps_between, 0);
 }
 
 TEST_P(Seq2seqEngine, RefusesWhatItCannotRead) {

@@ -266,9 +266,89 @@ TEST_P(VisionEngine, TheCacheTellsPicturesApart) {
   EXPECT_EQ(apart.cached, 0);
   expect_same(apart, a, "under another salt");
   EXPECT_EQ(engine->stats().pictures.computed, 4);
-  // With cross-attention each request writes its pictures to the cache.
+  // With cross-attention the pictures of the third request were in the KV cache.
   EXPECT_EQ(engine->stats().pictures.cached, cross ? 4 : 2);
+  EXPECT_EQ(engine->stats().encoder.queries, cross ? 4 : 0);
+  EXPECT_EQ(engine->stats().encoder.hits, cross ? 1 : 0);
   EXPECT_GT(engine->stats().pictures.cache_bytes, 0);
+}
+
+// With cross-attention, keys and values stay in the KV cache: the tower's cache isn't needed.
+TEST_P(VisionEngine, CrossAttentionReadsAPictureOnce) {
+  EngineOptions no_rows;
+  no_rows.picture_cache_bytes = 0;
+  const auto engine = load(no_rows);
+  ASSERT_NE(engine, nullptr);
+  if (!engine->model().spec().vision->cross) GTEST_SKIP() << "its pictures are rows of the prompt";
+  const Request one = request_of(*engine, 0, 1);
+  const Outcome first = run(*engine, {one}, false).front();
+  EXPECT_EQ(engine->stats().pictures.computed, 2);
+  expect_same(run(*engine, {one}, false).front(), first, "again");
+  EXPECT_EQ(engine->stats().pictures.computed, 2);
+  EXPECT_EQ(engine->stats().encoder.hits, 1);
+  // Another text about them.
+  Request asked = one;
+  asked.prompt.push_back(9);
+  run(*engine, {asked}, false);
+  EXPECT_EQ(engine->stats().pictures.computed, 2);
+  asked.cache_salt = "other";
+  run(*engine, {asked}, false);
+  EXPECT_EQ(engine->stats().pictures.computed, 4);
+}
+
+// A text that runs gets tokens between the layers of the tower, and nobody's bits change.
+TEST_P(VisionEngine, StepsRunBetweenLayersOfTheTower) {
+  if (on_gpu()) GTEST_SKIP() << "on a GPU the tower runs at once";
+  const auto engine = load();
+  ASSERT_NE(engine, nullptr);
+  Request text;
+  for (int i = 0; i < 9; ++i) text.prompt.push_back(3 + i);
+  text.params.max_tokens = 60;
+  text.params.temperature = 0.0f;
+  text.params.ignore_eos = true;
+  text.params.logprobs = 1;
+  const Outcome text_alone = run(*engine, {text}, false).front();
+  const Request seen = request_of(*engine, 1, 5);
+  const Outcome seen_alone = run(*engine, {seen}, false).front();
+  EXPECT_EQ(engine->stats().encoder.steps_between, 0);
+
+  // Further pictures arrive while the text runs; the third is cancelled between layers.
+  for (const bool cancels : {false, true}) {
+    const auto fresh = load();
+    std::promise<void> text_done, seen_done;
+    Outcome got, picture;
+    got.ids.resize(1);
+    picture.ids.resize(1);
+    const auto add = [](Outcome& to, const Delta& d) {
+      to.ids[0].insert(to.ids[0].end(), d.ids.begin(), d.ids.end());
+      for (const auto& list : d.logprobs) {
+        for (const TokenLogprob& t : list)
+          to.logprobs.push_back(std::bit_cast<uint32_t>(t.logprob));
+      }
+    };
+    uint64_t id = 0;
+    int deltas = 0;
+    Request both = text;
+    both.on_delta = [&](const Delta& d) {
+      add(got, d);
+      if (++deltas == 1) {
+        Request shown = seen;
+        shown.on_delta = [&](const Delta& e) { add(picture, e); };
+        shown.on_done = [&](const Usage&) { seen_done.set_value(); };
+        id = fresh->submit(std::move(shown)).value();
+      } else if (deltas == 2 && cancels) {
+        fresh->cancel(id);
+      }
+    };
+    both.on_done = [&](const Usage&) { text_done.set_value(); };
+    ASSERT_TRUE(fresh->submit(std::move(both)).ok());
+    text_done.get_future().wait();
+    seen_done.get_future().wait();
+    expect_same(got, text_alone, "the text");
+    EXPECT_GT(fresh->stats().encoder.steps_between, 0);
+    EXPECT_EQ(fresh->stats().pictures.computed, cancels ? 0 : 1);
+    if (!cancels) expect_same(picture, seen_alone, "the picture");
+  }
 }
 
 TEST_P(VisionEngine, RefusesWhatDoesNotFit) {

@@ -17,7 +17,7 @@ TABLES = (("gemm", "kGemmRows", "`matmul`: out = W x"),
           ("moe", "kMoeRows", "`moe`: experts"))
 ROW = re.compile(r'\{"(\w+)",\s*(\d+),\s*([^"]+?),\s*([^,"]+),\s*([^,"]+),\s*"([^"]*)",\s*\w+(?:<\d+>)?\}')
 MASK = re.compile(r"constexpr uint64_t (k\w+) =\s*([^;]+);")
-NUMBERS = {"kRowWarps": 8, "kMaxRouterTokens": 512}
+NUMBERS = {"kRowWarps": 8, "kMaxRouterTokens": 512, "kExtendRows": 64}
 NAMES = {"kExactF32": "F32 that BF16 holds", "kInt4G128": "INT4 groups of 128",
          "kInt4G32": "INT4 groups of 32", "kInt8": "INT8", "kInt4": "INT4", "kE4M3": "FP8"}
 

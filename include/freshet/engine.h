@@ -352,6 +352,16 @@ struct EngineStats {
     int64_t cache_bytes = 0;  // that the cache holds now
   };
   Pictures pictures;
+  // Encoders' outputs in the cache: requests that started with an input for the encoder, and of
+  // those, the ones whose output was there already.
+  struct Encoder {
+    int64_t queries = 0;
+    int64_t hits = 0;
+    int64_t sounds = 0;  // of these, with sound
+    int64_t sounds_cached = 0;
+    int64_t steps_between = 0;  // steps of other requests while a tower or an encoder ran
+  };
+  Encoder encoder;
 };
 
 // The layout of the KV cache.

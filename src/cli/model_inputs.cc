@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "engine/picture_text.h"
 #include "loader/safetensors.h"
 #include "speech/speech_model.h"
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/heap.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/units.h"
@@ -33,8 +34,10 @@ struct Options {
   std::string memory = "1GiB";
   std::vector<std::string> ignore;
   std::string kv_cache_scheme;
+  float outlier_threshold = 0.0f;  // 0: the scheme's
   RecipeArguments recipe;
   std::string name;
+  std::string device = "cpu";
   std::string cpu_isa;
   int threads = 0;
   std::vector<std::string> evaluate;
@@ -50,11 +53,16 @@ struct Choice {
   quantizer::Scheme scheme;
 };
 
+Status only_for_outliers() {
+  return invalid_argument("--outlier-threshold is for --scheme LLM_INT8_OUTLIERS");
+}
+
 Result<Choice> choose(const Options& o) {
   Choice c;
   const bool gguf = o.format == "gguf";
   if (o.format.empty() || gguf) {
     auto recipe = quantizer::Recipe::by_name(o.scheme);
+    if (recipe.ok() && o.outlier_threshold > 0.0f) return only_for_outliers();
     if (recipe.ok()) {
       c.recipe = std::move(*recipe);
       return c;
@@ -67,6 +75,10 @@ Result<Choice> choose(const Options& o) {
                             scheme.status().message(), quantizer::Recipe::names());
   }
   c.scheme = std::move(*scheme);
+  if (o.outlier_threshold > 0.0f) {
+    if (c.scheme.outlier_threshold <= 0.0f) return only_for_outliers();
+    c.scheme.outlier_threshold = o.outlier_threshold;
+  }
   if (o.format.empty()) {
     FRESHET_ASSIGN_OR_RETURN(c.container, quantizer::container_for(c.scheme));
   } else {
@@ -135,6 +147,7 @@ json::Value report_json(const Options& o, const quantizer::QuantizeOptions& q,
     one["tokens"] = l.tokens;
     one["relative_error"] = l.report.relative_error;
     if (l.report.dead_columns > 0) one["dead_columns"] = l.report.dead_columns;
+    if (l.outlier_columns > 0) one["outlier_columns"] = l.outlier_columns;
     if (!l.report.note.empty()) one["note"] = l.report.note;
     linears.emplace_back(std::move(one));
   }
@@ -158,6 +171,9 @@ void print_report(const Options& o, const quantizer::QuantizeReport& report, Out
               100 * report.mean_relative_error, 100 * worst->report.relative_error, worst->tensor);
   }
   out.print("\n");
+  int64_t outliers = 0;
+  for (const quantizer::QuantizedLinear& l : report.linears) outliers += l.outlier_columns;
+  if (outliers > 0) out.print("  {} outlier columns in 16 bits\n", outliers);
   for (const auto& [note, count] : notes) out.print("  {} of them: {}\n", count, note);
 }
 
@@ -174,6 +190,7 @@ struct Inputs {
   std::optional<quantizer::Imatrix> imatrix;
   std::string path;
   std::unique_ptr<quantizer::WorkingModel> working;
+  std::shared_ptr<runtime::Compute> device;  // nullptr: the processor does all of it
 };
 
 // --kv-cache-scheme.
@@ -200,9 +217,11 @@ Status check_calibration(const Options& o, const Inputs& in, const quantizer::Me
   if (method.needs_text() && !given)
     return invalid_argument(
         "--method {} needs --calibration FILE, a text like what the model reads", method.name());
-  if (!in.choice.recipe && quantizer::needs_input_scale(in.choice.scheme))
-    return invalid_argument(
-        "--scheme {} needs --calibration FILE: its activations have a fixed scale", o.scheme);
+  if (!in.choice.recipe && quantizer::needs_inputs(in.choice.scheme))
+    return invalid_argument("--scheme {} needs --calibration FILE: {}", o.scheme,
+                            in.choice.scheme.outlier_threshold > 0.0f
+                                ? "that tells which columns are outliers"
+                                : "its activations have a fixed scale");
   return {};
 }
 
@@ -230,6 +249,13 @@ Status read_inputs(const Options& o, Inputs& in, quantizer::QuantizeOptions& q) 
   compute_options.cpu_isa = o.cpu_isa;
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(compute_options));
   FRESHET_ASSIGN_OR_RETURN(in.working, quantizer::WorkingModel::open(in.path, compute));
+  if (o.device != "cpu") {
+    runtime::ComputeOptions there;
+    there.threads = 1;
+    there.device = o.device;
+    FRESHET_ASSIGN_OR_RETURN(in.device, runtime::Compute::open(there));
+    q.device = in.device->device();
+  }
   q.output = o.output;
   while (q.output.size() > 1 && q.output.ends_with('/')) q.output.pop_back();
   q.recipe = gguf ? &*in.choice.recipe : nullptr;
@@ -268,6 +294,7 @@ Result<eval::ModelComparison> evaluate(const Options& o, const Inputs& in, Conte
 }
 
 Status quantize(const Options& o, Context& context) {
+  give_back_large_blocks();
   Inputs in;
   quantizer::QuantizeOptions q;
   FRESHET_RETURN_IF_ERROR(read_inputs(o, in, q));
@@ -356,8 +383,17 @@ void add_quantize(CLI::App& program, Context& context, Action& action) {
       ->allow_extra_args(false);
   c->add_option("--kv-cache-scheme", o->kv_cache_scheme,
                 "fp8: measure factors of keys and values, for --kv-cache-dtype fp8");
+  c->add_option("--outlier-threshold", o->outlier_threshold,
+                "LLM_INT8_OUTLIERS: columns whose inputs reach this magnitude on the calibration "
+                "text stay in 16 bits (default: 6)")
+      ->check(above_zero());
   add_recipe_options(*c, o->recipe);
   c->add_option("--name", o->name, "The model's name in a GGUF file (default: the folder's)");
+  c->add_option(
+       "--device", o->device,
+       "cpu, or cuda or cuda:N (GPU N): it sums up second moments, with the same bits; auto "
+       "takes a GPU if one is found")
+      ->capture_default_str();
   c->add_option("--cpu-isa", o->cpu_isa, "Highest instruction set to use");
   c->add_option("-t,--threads", o->threads, "Worker threads (default: one per physical core)");
   c->add_flag("--force", o->force, "Replace the output if it exists");

@@ -348,8 +348,6 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l,
                            loop_options(options, plan, layout, reads_both_ways(spec)));
   if (spec.encoder != nullptr) {
-    // Keys and values of the decoder's tokens depend on what the encoder has read.
-    l.share_prefixes = false;
     l.decoder_start = impl->decoder_start = read_decoder_start(checkpoint);
   }
   impl->cache = describe_cache(options, plan, l.share_prefixes);

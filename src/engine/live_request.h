@@ -31,6 +31,7 @@ struct LiveRequest {
   bool over = false;                       // its outputs have all they asked for
   std::unique_ptr<LivePictures> pictures;  // nullptr: there are none
   kv_cache::SparseAttention sparse;
+  std::vector<float> encoded;  // the encoder's output, if it was computed ahead of the first step
 };
 
 // What decides how a request is read, of the loop's options.

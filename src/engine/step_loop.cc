@@ -10,10 +10,7 @@
 namespace freshet::engine {
 namespace {
 
-int64_t now_us() {
-  const auto t = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::microseconds>(t).count();
-}
+constexpr int32_t kOwnPass = 512;  // longer inputs gain nothing from sharing an encoder's pass
 
 // The owner of a sequence's cached blocks: its tenant and cache salt.
 uint64_t owner_of(const scheduler::Sequence& s) {
@@ -21,6 +18,11 @@ uint64_t owner_of(const scheduler::Sequence& s) {
 }
 
 }  // namespace
+
+int64_t StepLoop::now_us() {
+  const auto t = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::microseconds>(t).count();
+}
 
 StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
                    std::unique_ptr<kv_cache::BlockCache> blocks,
@@ -34,6 +36,8 @@ StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, T
       encoder_(limits_of(model.spec().encoder.get())),
       spec_(model.spec()),
       sees_(model.vision() != nullptr),
+      model_(model),
+      prepares_(model.key_ops() != nullptr && !runner.overlaps() && options.tiers == nullptr),
       tower_(model.vision(), options.picture_cache_bytes),
       pool_(pool),
       blocks_(std::move(blocks)),
@@ -55,6 +59,7 @@ Result<std::unique_ptr<StepLoop>> StepLoop::start(const StepLoopOptions& options
     if (group.cross > 0) {  // the last group: the scheduler has its blocks
       FRESHET_CHECK(g + 1 == options.blocks.size(), "the encoder's output is group {}", g);
       scheduling.encoder_blocks = options.blocks[g];
+      scheduling.share_encoders = options.share_prefixes;
       continue;
     }
     cache_options.groups.push_back({group.window, options.blocks[g], group.kind});
@@ -113,6 +118,7 @@ Result<uint64_t> StepLoop::submit(Request request) {
   if (const auto error = check(request)) return invalid_argument("{}", error->message);
   if (encoder_.positions > 0 && request.frames == 0 && request.encoder_ids.empty())
     request.encoder_ids = std::exchange(request.prompt, options_.decoder_start);
+  std::string content = encoder_content(request, secret_);
   const auto tokens = static_cast<int64_t>(request.prompt.size());
   uint64_t id = 0;
   {
@@ -129,7 +135,7 @@ Result<uint64_t> StepLoop::submit(Request request) {
     queued_tokens_ += tokens;
     id = next_id_++;
     if (request.id.empty()) request.id = fmt::format("req-{}", id);
-    arrived_.emplace_back(id, std::move(request));
+    arrived_.push_back({id, std::move(request), std::move(content)});
   }
   wake_.notify_one();
   return id;
@@ -232,6 +238,7 @@ bool StepLoop::schedule() {
     step.requests.push_back(&live);
     step.request_ids.push_back(live.id);
     if (std::exchange(live.started, true)) continue;
+    count_encoded(item, live);
     for (const auto& output : live.outputs) output->start(item.sequence);
   }
   step.next_sequence = scheduler_->next_sequence();
@@ -257,6 +264,9 @@ void StepLoop::run() {
       },
       [&](size_t i) { return encoder_input(*step.requests[i]); },
       [&](size_t i) { return pictures_of(*step.requests[i]); });
+  for (size_t i = 0; prepares_ && i < step.requests.size(); ++i) {
+    if (step.plan.items[i].encodes) step.requests[i]->encoded = {};
+  }
   // With a step in front, the rows are listed when its tokens are known (commit).
   if (in_flight_.size() == 1) list_rows(step);
 }
@@ -321,6 +331,7 @@ int32_t StepLoop::drafts_left(const scheduler::Sequence& s) const {
 
 void StepLoop::propose() {
   size_t asked = drafts_.size();
+  const int64_t start = now_us();
   if (options_.lengths != nullptr) {
     options_.lengths->choose(drafts_);
     asked = 0;
@@ -332,6 +343,7 @@ void StepLoop::propose() {
     }
   }
   const int64_t from = now_us();
+  drafts_us_ += from - start;
   if (asked > 0) options_.drafter->propose(std::span(drafts_).first(asked));
   const double seconds = asked > 0 ? static_cast<double>(now_us() - from) * 1e-6 : 0.0;
   counted_.speculation.draft_seconds += seconds;
@@ -343,7 +355,10 @@ void StepLoop::time_step(const StepInFlight& step, int64_t tokens) {
   const int64_t now = now_us();
   const int64_t from = std::max(step.started_at, std::exchange(committed_at_, now));
   if (options_.lengths == nullptr) return;
-  speculative::StepDone done{.tokens = tokens, .seconds = static_cast<double>(now - from) * 1e-6};
+  speculative::StepDone done{
+      .tokens = tokens,
+      .seconds = static_cast<double>(now - from) * 1e-6,
+      .more_seconds = static_cast<double>(std::exchange(drafts_us_, 0)) * 1e-6};
   for (const scheduler::StepItem& item : step.plan.items) {
     if (item.branch >= 0) {  // all of its rows are there for its drafts
       done.shape.add_rows(item.count, item.first + item.count);
@@ -360,6 +375,7 @@ void StepLoop::time_step(const StepInFlight& step, int64_t tokens) {
 // Shows the drafter what the target computed: of a draft tree, the path that was accepted. The
 // samples of a request part with their first tokens: each of them has the rows of the prompt.
 void StepLoop::show_rows(const StepInFlight& step) {
+  const int64_t from = now_us();
   rows_.clear();
   const auto show = [&](size_t item, const scheduler::Sequence& s) {
     const int32_t first = step.plan.items[item].first;
@@ -386,6 +402,7 @@ void StepLoop::show_rows(const StepInFlight& step) {
     }
   }
   options_.drafter->observe(rows_);
+  if (in_flight_.size() == 1) drafts_us_ += now_us() - from;  // otherwise the next step runs
 }
 
 // Whether the oldest step's tokens are to be taken now: another step runs behind it, or none can
@@ -489,7 +506,9 @@ void StepLoop::loop() {
       if (stop_) break;
     }
     empty_inbox();
-    if (step()) wake_at_ = 1;  // long past: go on at once
+    const bool prepared = prepare_next();
+    // Long past: go on at once.
+    if (prepared || step() || scheduler_->next_unready() != nullptr) wake_at_ = 1;
     publish();
   }
   for (size_t i = 0; i < in_flight_.size(); ++i) runner_.finish();  // they write to its buffers
@@ -506,7 +525,7 @@ void StepLoop::loop() {
 }
 
 void StepLoop::empty_inbox() {
-  std::vector<std::pair<uint64_t, Request>> arrived;
+  std::vector<Arrival> arrived;
   std::vector<uint64_t> left;
   std::vector<std::function<void()>> orders;
   {
@@ -517,76 +536,28 @@ void StepLoop::empty_inbox() {
     loaded_ = false;  // schedule() takes what was loaded
   }
   for (const std::function<void()>& order : orders) order();
-  for (auto& [id, request] : arrived) begin(id, std::move(request));
+  for (Arrival& a : arrived) begin(a.id, std::move(a.request), a.encoder_content);
   for (const uint64_t id : left) end_request(id, FinishReason::kCancelled, cancelled("cancelled"));
 }
 
-void StepLoop::begin(uint64_t id, Request request) {
+void StepLoop::begin(uint64_t id, Request request, const std::string& encoder_content) {
   auto live = make_live_request(id, std::move(request),
                                 {options_.scheduler.max_model_len, options_.seed, options_.eos,
                                  options_.retention, &runner_.cache().spec(), options_.sparse},
                                 services_);
   const int64_t now = now_us();
   scheduler::NewRequest order = order_of(*live, now);
+  if (!encoder_content.empty()) {
+    // Keys and values of the decoder's tokens depend on what the encoder has read.
+    order.salt += '\0' + encoder_content;
+    order.encoder_content = encoder_content;
+    order.prepares = prepares_ && (live->request.frames > 0 || order.encoder_tokens >= kOwnPass);
+  }
   const Status pictured = begin_pictures(*live, order);
   live_[id] = std::move(live);
   if (!pictured.ok()) return end_request(id, FinishReason::kError, pictured);
   const auto sequence = scheduler_->submit(std::move(order), now);
   if (!sequence.ok()) end_request(id, FinishReason::kError, sequence.status());
-}
-
-// ---- statistics ------------------------------------------------------------------------------
-
-void StepLoop::count_step(int64_t tokens) {
-  const auto& bounds = EngineStats::kStepTokens;
-  ++counted_.steps;
-  counted_.step_tokens += tokens;
-  ++counted_.steps_by_tokens[static_cast<size_t>(std::ranges::lower_bound(bounds, tokens) -
-                                                 bounds.begin())];
-}
-
-void StepLoop::count_evicted_blocks() {
-  for (const kv_cache::BlockLife& life : blocks_->lives().take()) {
-    counted_.block_lifetime.add(static_cast<double>(life.lifetime) * 1e-6);
-    counted_.block_idle.add(static_cast<double>(life.idle) * 1e-6);
-    for (const int64_t gap : life.gaps)
-      counted_.block_reuse_gap.add(static_cast<double>(gap) * 1e-6);
-  }
-}
-
-void StepLoop::publish_stats() {
-  const scheduler::SchedulerStats s = scheduler_->stats();
-  counted_.running = s.running;
-  counted_.waiting = s.waiting;
-  counted_.preemptions = s.preemptions;
-  counted_.kv_evictions = s.evictions;
-  counted_.prompt_tokens = s.prompt_tokens;
-  counted_.cached_tokens = s.cached_tokens;
-  counted_.recomputed_tokens = s.recomputed_tokens;
-  counted_.deferred = s.deferred;
-  counted_.tiers.queries = s.tier_queries;
-  counted_.tiers.hits = s.tier_hits;
-  counted_.tiers.loading = s.loading;
-  if (options_.lengths != nullptr) options_.lengths->publish(counted_.speculation);
-  counted_.kv_cache_usage = 0.0;
-  for (int g = 0; g < blocks_->groups(); ++g) {
-    const double used = 1.0 - static_cast<double>(blocks_->available(g)) / blocks_->pool(g).size();
-    counted_.kv_cache_usage = std::max(counted_.kv_cache_usage, used);
-  }
-  const std::lock_guard lock(mutex_);
-  published_ = counted_;
-}
-
-void StepLoop::publish() {
-  publish_stats();
-  const scheduler::SchedulerStats s = scheduler_->stats();
-  const std::lock_guard lock(mutex_);
-  queued_requests_ = s.queued_requests;
-  queued_tokens_ = s.queued_tokens;
-  for (const auto& [id, request] : arrived_) {
-    ++queued_requests_;
-    queued_tokens_ += static_cast<int64_t>(request.prompt.size());
-  }
 }
 
 }  // namespace freshet::engine

@@ -14,7 +14,9 @@
 //
 // submit() and cancel() put orders into an inbox that the step thread empties before each step;
 // with nothing to do it sleeps until the inbox or a deadline wakes it. All callbacks of requests
-// run on the step thread, without a lock held. A request's tokens depend on its own prompt,
+// run on the step thread, without a lock held. Towers for pictures, and encoders of sound and of
+// long texts, run before the request starts; between their layers, the thread takes orders and
+// makes steps (prepare_next). A request's tokens depend on its own prompt,
 // parameters and seed only.
 #pragma once
 
@@ -30,6 +32,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "engine/encoder_content.h"
 #include "engine/live_request.h"
 #include "engine/model_runner.h"
 #include "engine/request_check.h"
@@ -93,6 +96,12 @@ class StepLoop {
   const KvStorage& cache() const { return runner_.cache(); }
 
  private:
+  struct Arrival {
+    uint64_t id = 0;
+    Request request;
+    std::string encoder_content;  // encoder_content.h
+  };
+
   // A step between schedule() and commit().
   struct StepInFlight {
     scheduler::Step plan;
@@ -112,7 +121,7 @@ class StepLoop {
 
   void loop();
   void empty_inbox();
-  void begin(uint64_t id, Request request);
+  void begin(uint64_t id, Request request, const std::string& encoder_content);
 
   bool step();  // false: nothing to run
   void draft();
@@ -124,7 +133,13 @@ class StepLoop {
   Status begin_pictures(LiveRequest& live, scheduler::NewRequest& order);
   void find_rows(StepInFlight& step);
   ModelRunner::Pictures pictures_of(const LiveRequest& live);
-  static EncoderInput encoder_input(const LiveRequest& live);
+  EncoderInput encoder_input(const LiveRequest& live) const;
+  TowerRows rows_now(const media::ImageInput& picture);
+  bool prepare_next();
+  bool prepare_pictures(const scheduler::Sequence& next);
+  bool encode_ahead(uint64_t id);
+  bool step_between(uint64_t id);
+  static int64_t now_us();
   int32_t drafts_left(const scheduler::Sequence& s) const;
   void propose();
   void time_step(const StepInFlight& step, int64_t tokens);
@@ -137,6 +152,7 @@ class StepLoop {
   void end_request(uint64_t id, FinishReason reason, const Status& status);
   void retire(uint64_t id);
 
+  void count_encoded(const scheduler::StepItem& item, const LiveRequest& live);
   void count_step(int64_t tokens);
   void count_evicted_blocks();
   void publish();        // the numbers of stats(), and how many requests wait
@@ -147,8 +163,13 @@ class StepLoop {
   const bool generates_, whole_prompts_;  // of the model
   const int token_types_;
   const EncoderLimits encoder_;
+  const kv_cache::BlockSecret secret_ = random_secret();  // of encoders' inputs
   const ModelSpec& spec_;
   const bool sees_;
+  Model& model_;
+  // Whether towers and encoders run ahead of the steps that read their output: on hosts without
+  // tiers, from which a prefix may come that needs no picture.
+  const bool prepares_;
   TowerCache tower_;  // of the step thread alone
   std::vector<const VisionRows*> shown_;
   ThreadPool& pool_;
@@ -169,11 +190,14 @@ class StepLoop {
   std::vector<speculative::TargetRows> rows_;
   int64_t wake_at_ = 0;
   int64_t committed_at_ = 0;  // the step before
+  int64_t drafts_us_ = 0;     // StepDone::more_seconds of the next step, in microseconds
+  int64_t other_since_ = 0;   // when the tower or the encoder began or went on
+  int64_t last_step_us_ = 0;  // what the last step between its layers took
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;
-  std::vector<std::pair<uint64_t, Request>> arrived_;
+  std::vector<Arrival> arrived_;
   std::vector<uint64_t> left_;
   std::vector<std::function<void()>> orders_;
   bool loaded_ = false;  // a load of the tiers has ended

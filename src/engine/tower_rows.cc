@@ -50,19 +50,30 @@ void TowerCache::forget_oldest() {
   order_.pop_front();
 }
 
-TowerRows TowerCache::rows_of(const media::ImageInput& picture, EngineStats::Pictures& counted) {
+Result<TowerRows> TowerCache::rows_of(const media::ImageInput& picture,
+                                      EngineStats::Pictures& counted, FunctionRef<bool()> between) {
   if (const auto known = rows_.find(picture.hash); known != rows_.end()) {
     order_.splice(order_.end(), order_, known->second.used);
     ++counted.cached;
     return known->second.rows;
   }
   const auto from = std::chrono::steady_clock::now();
-  auto rows = std::make_shared<const VisionRows>(
-      tower_->run(runtime::vision_input(picture, tower_->spec())));
+  const VisionInput input = runtime::vision_input(picture, tower_->spec());
+  FRESHET_RETURN_IF_ERROR(tower_->reserve(VisionTower::positions(tower_->spec(), input)));
+  std::chrono::steady_clock::duration elsewhere{};
+  std::optional<VisionRows> made = tower_->run(input, [&] {
+    const auto left = std::chrono::steady_clock::now();
+    const bool goes_on = between();
+    elsewhere += std::chrono::steady_clock::now() - left;
+    return goes_on;
+  });
+  if (!made) return TowerRows();
+  auto rows = std::make_shared<const VisionRows>(*std::move(made));
   ++counted.computed;
-  counted.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+  counted.seconds +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - from - elsewhere).count();
   const size_t bytes = rows->values.size() * sizeof(float);
-  if (bytes <= budget_) {
+  if (bytes <= budget_ && !rows_.contains(picture.hash)) {
     while (bytes_ + bytes > budget_) forget_oldest();
     rows_[picture.hash] = {rows, bytes, order_.insert(order_.end(), picture.hash)};
     bytes_ += bytes;
@@ -100,6 +111,7 @@ void announce_pictures(const Request& request, const runtime::PicturePrompt& pro
     for (const auto& picture : request.pictures) {
       order.salt += '\0';
       order.salt.append(picture->hash.begin(), picture->hash.end());
+      order.encoder_content.append(picture->hash.begin(), picture->hash.end());
     }
     return;
   }

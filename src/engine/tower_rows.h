@@ -25,7 +25,7 @@ using TowerRows = std::shared_ptr<const VisionRows>;
 // The pictures of a request that runs.
 struct LivePictures {
   runtime::PicturePrompt prompt;
-  std::vector<TowerRows> rows;  // [pictures]; nullptr: not needed now
+  std::vector<TowerRows> rows;  // [pictures]; nullptr: not needed, or not there
   // Of models that read by cross-attention: what is written to the cache in the first step.
   std::vector<float> cross;  // [cross_rows, width]
   int64_t cross_rows = 0;    // of all pictures together
@@ -41,7 +41,10 @@ class TowerCache {
   int32_t name_of(const media::ContentHash& hash);
   // Takes the memory that the pictures need in the tower. Errors: there is too little.
   Status reserve(std::span<const std::shared_ptr<const media::ImageInput>> pictures);
-  TowerRows rows_of(const media::ImageInput& picture, EngineStats::Pictures& counted);
+  // Runs the tower if it must, which takes its memory. `between` is called between its layers on
+  // hosts; nullptr: it ended the run (VisionTower::run).
+  Result<TowerRows> rows_of(const media::ImageInput& picture, EngineStats::Pictures& counted,
+                            FunctionRef<bool()> between);
 
  private:
   struct Entry {

@@ -18,6 +18,7 @@ using models::HeadPlan;
 
 constexpr int64_t kPiece = 128;        // rows of a step
 constexpr size_t kLongest = 512;       // tokens of a text
+constexpr size_t kBlockDistance = 4;   // tokens from one block of a DFlash head to the next
 constexpr double kBeyondChance = 2.5;  // standard errors
 
 // A model with room for one sequence, which is run from its start.
@@ -60,9 +61,15 @@ class SingleRun {
     std::iota(b.positions.begin(), b.positions.end(), static_cast<int32_t>(first));
     b.query_start = {0, count};
     b.context_len = {static_cast<int32_t>(first) + count};
-    b.logit_rows.resize(ids.size());
-    std::iota(b.logit_rows.begin(), b.logit_rows.end(), 0);
-    b.best_only.assign(ids.size(), 1);
+    const std::optional<FeatureSpec>& head = model_->spec().features;
+    const bool stores = head && head->use == FeatureSpec::Use::kStored;
+    if (!stores || features == nullptr) {
+      b.logit_rows.resize(ids.size());
+      std::iota(b.logit_rows.begin(), b.logit_rows.end(), 0);
+      b.best_only.assign(ids.size(), 1);
+    }
+    if (stores && features == nullptr)
+      b.spans.assign(ids.size(), {static_cast<int32_t>(first), b.context_len[0]});
     b.tables.resize(cache_.spec().groups.size());
     for (BlockTables& t : b.tables) {
       t.stride = kTablePiece;
@@ -79,12 +86,12 @@ class SingleRun {
         b, cache_, {logits_.as<float>(), last_.as<float>(), best_.as<int32_t>(), boundaries});
     const auto vocab = static_cast<size_t>(model_->spec().vocab_size);
     int32_t* const best = best_.as<int32_t>();
-    for (size_t i = 0; i < ids.size(); ++i) {
+    for (size_t i = 0; i < b.logit_rows.size(); ++i) {
       if (best[i] != StepResults::kSeeLogits) continue;
       const std::span row(logits_.as<float>() + i * vocab, vocab);
       best[i] = static_cast<int32_t>(std::ranges::max_element(row) - row.begin());
     }
-    return {best, ids.size()};
+    return {best, b.logit_rows.size()};
   }
 
   const float* last(size_t row) const { return last_.as<float>() + row * hidden_; }
@@ -116,15 +123,18 @@ std::vector<WiringVariant> variants_of(HeadKind kind, const HeadPlan& plan, bool
     all.push_back({std::move(name), overrides, 0.0, {}});
   };
   add("as configured", {});
-  if (kind == HeadKind::kEagle3) {
+  const bool layers = kind == HeadKind::kEagle3 || kind == HeadKind::kDFlash;
+  if (layers) {
     add("layer ids - 1", {.shift_layers = -1});
     add("layer ids + 1", {.shift_layers = 1});
     add("last layer first", {.reverse_layers = true});
+  }
+  if (kind == HeadKind::kEagle3) {
     const bool before = plan.spec.features->normed_residual;
     if (plan.spec.features->feature_norm) {
       add(before ? "norm after residual" : "norm before residual", {.flip_residual_norm = true});
     }
-  } else {
+  } else if (!layers) {
     add("states before the final norm", {.before_norm = true});
     const bool features_first = plan.spec.features->features_first;
     add(features_first ? "embedding before states" : "states before embedding",
@@ -213,18 +223,40 @@ class Diagnosis {
       const std::vector<float> features =
           features_of(seen, head.plan, captured_, target_->hidden());
       const size_t width = features.size() / seen.ids.size();
+      const auto compare = [&](int32_t id, size_t place) {
+        if (!head.target_ids.empty()) id = head.target_ids[static_cast<size_t>(id)];
+        out.push_back(id == seen.best[place]);
+      };
+      if (head.plan.block > 0) {
+        blocks(run, head.plan, seen, features, compare);
+        continue;
+      }
       // The head at i has the token at i + 1, and drafts the one behind it.
       each_piece(seen.ids.size() - 1, [&](size_t first, size_t count) {
         const auto best = run.run(std::span(seen.ids).subspan(first + 1, count),
                                   static_cast<int64_t>(first), features.data() + first * width);
-        for (size_t i = 0; i < count; ++i) {
-          int32_t id = best[i];
-          if (!head.target_ids.empty()) id = head.target_ids[static_cast<size_t>(id)];
-          out.push_back(id == seen.best[first + i + 1]);
-        }
+        for (size_t i = 0; i < count; ++i) compare(best[i], first + i + 1);
       });
     }
     return out;
+  }
+
+  // The first drafts of a DFlash head: `compare` gets each, and the place of the token before it.
+  template <class Compare>
+  static void blocks(SingleRun& run, const HeadPlan& plan, const Seen& seen,
+                     const std::vector<float>& features, const Compare& compare) {
+    const size_t width = features.size() / seen.ids.size();
+    size_t stored = 0;
+    for (size_t known = kBlockDistance; known < seen.ids.size(); known += kBlockDistance) {
+      const size_t rows = std::min(static_cast<size_t>(plan.block), kLongest - known);
+      if (rows < 2) break;
+      run.run(std::span(seen.ids).subspan(stored, known - stored), static_cast<int64_t>(stored),
+              features.data() + stored * width);
+      stored = known;  // the next call overwrites the block's keys and values
+      std::vector<int32_t> block(rows, plan.mask_token);
+      block[0] = seen.ids[known];
+      compare(run.run(block, static_cast<int64_t>(known), nullptr)[1], known);
+    }
   }
 
   void set_compute(std::shared_ptr<runtime::Compute> compute) { compute_ = std::move(compute); }

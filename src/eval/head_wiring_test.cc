@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "speculative/golden_head_test.h"
 #include "tokenizer/tokenizer.h"
 
 #ifndef FRESHET_EXTRA_DATA
@@ -102,6 +103,33 @@ TEST_F(HeadWiring, FindsStatesAndOrderOfEagle) {
     EXPECT_TRUE(wiring->variants[v].error.empty()) << wiring->variants[v].error;
     EXPECT_LT(wiring->variants[v].acceptance, 0.9 * wiring->variants[0].acceptance);
   }
+}
+
+// Random weights: no wiring is better than another, but each runs on each fourth token.
+class DFlashWiring : public speculative::GoldenHead {};
+
+TEST_F(DFlashWiring, TriesOtherLayers) {
+  open("dflash.json", "gemma3");
+  speculative::Config config;
+  config.method = "dflash";
+  config.model = save("wiring", *golden_.find("heads")->as_array()[0].find("config"));
+  WiringOptions options;
+  options.loading.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/gemma3";
+  options.loading.threads = 1;
+  for (int32_t text = 0; text < 2; ++text) {
+    std::vector<int32_t>& ids = options.texts.emplace_back();
+    for (int32_t i = 0; i < 101; ++i) ids.push_back((17 * i + 5 * text + i * i) % 280);
+  }
+  const auto wiring = diagnose_wiring(config, options);
+  ASSERT_TRUE(wiring.ok()) << wiring.status().message();
+  EXPECT_EQ(wiring->drafts, 2 * 25);
+  std::vector<std::string> names;
+  for (const WiringVariant& v : wiring->variants) {
+    names.push_back(v.name);
+    EXPECT_EQ(v.error, "") << v.name;
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"as configured", "layer ids - 1", "layer ids + 1",
+                                             "last layer first"}));
 }
 
 }  // namespace

@@ -213,6 +213,8 @@ class Comparison {
     r.speedup = middle(speedups);
     r.tokens_per_s = middle(rates);
     r.plain_tokens_per_s = middle(plain_rates);
+    r.predicted_speedup = middle(predictions_);
+    r.gauge = middle(gauges_);
     return r;
   }
 
@@ -225,7 +227,7 @@ class Comparison {
   Status warm_up(Engine& engine) {
     o_.progress("first turn", 0.0);
     FRESHET_RETURN_IF_ERROR(TurnRunner(engine, o_, prompts_).run().status());
-    before_ = engine.stats().speculation;
+    before_ = turn_before_ = engine.stats().speculation;
     return {};
   }
 
@@ -233,7 +235,18 @@ class Comparison {
     o_.progress("turns", static_cast<double>(plain_.size() + drafting_.size()) / (2.0 * o_.turns));
     FRESHET_ASSIGN_OR_RETURN(Turn done, TurnRunner(engine, o_, prompts_).run());
     (drafts ? drafting_ : plain_).push_back(std::move(done));
+    if (drafts) note_gains(engine.stats().speculation);
     return {};
+  }
+
+  // What the engine expected and saw in this turn: medians of turns, as of the measured speeds.
+  void note_gains(const EngineStats::Speculation& s) {
+    const double taken = s.predicted_step_seconds - turn_before_.predicted_step_seconds;
+    const double plain = s.predicted_plain_seconds - turn_before_.predicted_plain_seconds;
+    if (taken > 0.0) predictions_.push_back(plain / taken);
+    const double seconds = s.step_seconds - turn_before_.step_seconds;
+    if (seconds > 0.0) gauges_.push_back((s.plain_seconds - turn_before_.plain_seconds) / seconds);
+    turn_before_ = s;
   }
 
   void finish(const Engine& engine) {
@@ -256,16 +269,12 @@ class Comparison {
       result_.expected_rejections = before_.expected_rejections;
       result_.z = before_.rejection_z();
     }
-    const double taken = s.predicted_step_seconds - before_.predicted_step_seconds;
-    const double plain = s.predicted_plain_seconds - before_.predicted_plain_seconds;
-    if (taken > 0.0) result_.predicted_speedup = plain / taken;
-    const double seconds = s.step_seconds - before_.step_seconds;
-    if (seconds > 0.0) result_.gauge = (s.plain_seconds - before_.plain_seconds) / seconds;
   }
 
   const SpeculationOptions& o_;
   const std::vector<Ids> prompts_;
-  EngineStats::Speculation before_;
+  EngineStats::Speculation before_, turn_before_;
+  std::vector<double> predictions_, gauges_;  // [turns] that drafted
   SpeculationResult result_;
   std::vector<Turn> plain_, drafting_;
 };

@@ -132,6 +132,7 @@ TierStore::~TierStore() {
 }
 
 void TierStore::stop() {
+  before_step();  // what the last step stored
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -373,12 +374,14 @@ void TierStore::read_by_lane(std::span<const BlockUnit> units, uint8_t* ok,
                              std::span<uint8_t> buffer) {
   struct Read {
     size_t unit;
-    int32_t slot;  // kNoBlock: from the disk
+    int32_t slot;     // kNoBlock: from the disk
+    int64_t disk_ns;  // that reading it from there took
   };
   std::vector<Read> reads;
   std::vector<std::vector<ops::LaneUnit>> copies(unit_bytes_.size());
   size_t at = 0;  // in the buffer
-  const auto run = [&](int64_t from) {
+  const auto run = [&] {
+    const int64_t from = options_.now_ns();
     for (size_t g = 0; g < copies.size(); ++g) {
       if (copies[g].empty()) continue;
       const std::lock_guard one(lanes_->loading);
@@ -388,15 +391,14 @@ void TierStore::read_by_lane(std::span<const BlockUnit> units, uint8_t* ok,
     lanes_->loads->wait();
     const std::lock_guard lock(mutex_);
     const int64_t ns = (options_.now_ns() - from) / std::max<int64_t>(1, std::ssize(reads));
-    for (const auto& [i, slot] : reads) {
-      count_load(units[i], ok[i] != 0, slot != kNoBlock, ns);
+    for (const auto& [i, slot, disk_ns] : reads) {
+      count_load(units[i], ok[i] != 0, slot != kNoBlock, ns + disk_ns);
       if (slot != kNoBlock) host_.drop(units[i].group, slot);
     }
     reads.clear();
     at = 0;
   };
   const size_t longest = *std::ranges::max_element(unit_bytes_);
-  int64_t from = options_.now_ns();
   for (size_t i = 0; i < units.size(); ++i) {
     const BlockUnit& unit = units[i];
     std::unique_lock lock(mutex_);
@@ -407,20 +409,19 @@ void TierStore::read_by_lane(std::span<const BlockUnit> units, uint8_t* ok,
       data = host_.data(unit.group, slot).data();
     }
     lock.unlock();
-    reads.push_back({i, slot});
+    Read& read = reads.emplace_back(i, slot, 0);
     ok[i] = 1;
     if (slot == kNoBlock) {
       data = buffer.data() + at;
+      const int64_t from = options_.now_ns();
       ok[i] = read_disk(unit, data) ? 1 : 0;
+      read.disk_ns = options_.now_ns() - from;
       at += unit_bytes_[static_cast<size_t>(unit.group)];
     }
     if (ok[i] != 0) copies[static_cast<size_t>(unit.group)].push_back({data, unit.block});
-    if (at + longest > buffer.size() && at > 0) {
-      run(from);
-      from = options_.now_ns();
-    }
+    if (at + longest > buffer.size() && at > 0) run();
   }
-  if (!reads.empty()) run(from);
+  if (!reads.empty()) run();
 }
 
 void TierStore::read_blocks(std::span<uint8_t> buffer) {
@@ -457,6 +458,8 @@ void TierStore::read_blocks(std::span<uint8_t> buffer) {
 TierStats TierStore::stats() const {
   std::unique_lock lock(mutex_);
   TierStats s = stats_;
+  s.host_rate = host_rate_;
+  s.disk_rate = disk_rate_;
   for (int g = 0; g < host_.groups(); ++g) {
     s.host_usage = std::max(s.host_usage, static_cast<double>(host_.used(g)) / host_.slots());
   }

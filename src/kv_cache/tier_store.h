@@ -56,11 +56,12 @@ class BlockPlaces {
 struct TierStats {
   int64_t store_bytes = 0, load_bytes = 0;
   double store_seconds = 0.0, load_seconds = 0.0;
-  int64_t stores = 0, loads = 0;  // blocks
-  int64_t stores_skipped = 0;     // blocks: no room, or no bandwidth
-  int64_t load_failures = 0;      // blocks that were there and could not be read
-  int64_t swapped = 0;            // blocks stored because their sequence was preempted
-  double host_usage = 0.0;        // 0..1
+  int64_t stores = 0, loads = 0;            // blocks
+  int64_t stores_skipped = 0;               // blocks: no room, or no bandwidth
+  int64_t load_failures = 0;                // blocks that were there and could not be read
+  int64_t swapped = 0;                      // blocks stored because their sequence was preempted
+  double host_usage = 0.0;                  // 0..1
+  double host_rate = 0.0, disk_rate = 0.0;  // bytes a second of loads, as pays() expects them
   DiskTier::Stats disk;
 };
 
@@ -98,7 +99,8 @@ class TierStore final : public BlockStore {
   void before_step();
   // Called by a reader when a load has ended. Must be set before the first load.
   void set_on_loaded(std::function<void()> on_loaded) { on_loaded_ = std::move(on_loaded); }
-  // Ends the threads as the destructor does: from then on the cache's memory is not used.
+  // Ends the threads as the destructor does, after the copies of what was stored: from then on the
+  // cache's memory is not used. By the thread that calls the BlockStore functions, or after it.
   void stop();
   const BlockPlaces& places() const { return places_; }
   size_t host_bytes() const { return host_.bytes(); }

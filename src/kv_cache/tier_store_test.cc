@@ -1,5 +1,6 @@
 #include "kv_cache/tier_store.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -95,6 +96,8 @@ class TierStoreTest : public ::testing::Test {
     TierStore::Options o;
     o.host_bytes = host_blocks * block;
     o.write_rate = rate;
+    o.readers = readers_;
+    o.now_ns = clock_;
     if (disk) {
       DiskTierOptions d;
       d.folder = folder_.string();
@@ -168,6 +171,8 @@ class TierStoreTest : public ::testing::Test {
     }
   }
 
+  int readers_ = 2;
+  int64_t (*clock_)() = nullptr;
   fs::path folder_;
   OtherMemory memory_;
   KvCacheSpec spec_;
@@ -206,6 +211,45 @@ TEST_F(TierStoreTest, BlocksOfADeviceComeBackFromBothTiers) {
   expect_loads(20);
   EXPECT_EQ(store_->stats().load_failures, 0);
   EXPECT_TRUE(store_->check().ok());
+}
+
+// The last step of a server's life stores blocks, too, and no other follows it.
+TEST_F(TierStoreTest, WhatTheLastStepOfADeviceStoredIsWritten) {
+  move_to_device();
+  start(32, true);
+  store_all(20);
+  store_->stop();
+  for (int32_t i = 0; i < 20; ++i) {
+    for (int g = 0; g < 2; ++g) fill(g, i, 99);  // the cache's memory is free again
+  }
+  start(2, true);
+  EXPECT_EQ(store_->stats().disk.blocks, 40);
+  expect_loads(20);
+}
+
+// A load of blocks from both tiers says of each tier what its own blocks took. With a clock that a
+// look moves on by a millisecond, copies of four units together take one, and each unit of the disk
+// takes one more.
+TEST_F(TierStoreTest, MixedLoadsOfADeviceMeasureEachTier) {
+  move_to_device();
+  readers_ = 1;
+  static std::atomic<int64_t> now = 0;
+  clock_ = [] { return now += 1'000'000; };
+  start(8, true);
+  store_all(2);
+  start(8, true);  // these are on the disk alone
+  for (int32_t i = 10; i < 12; ++i) store_->store({key_of(i), 0, i, 5}, true);  // on the host alone
+  store_->before_step();
+  store_->flush();
+  for (int turn = 0; turn < 300; ++turn) {
+    const LoadResult result = load({{key_of(10), 0, 40, 5},
+                                    {key_of(0), 0, 41, 16},
+                                    {key_of(11), 0, 42, 5},
+                                    {key_of(1), 0, 43, 16}});
+    ASSERT_EQ(result.ok, std::vector<bool>(4, true));
+  }
+  const TierStats s = store_->stats();
+  EXPECT_NEAR(s.host_rate / s.disk_rate, 5.0, 0.1);
 }
 
 // A load may be given a block that has just been stored: its copy comes first.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/thread_pool.h"
 #include "kv_cache/kv_storage.h"
 #include "kv_cache/retention/retention.h"
 #include "layers/cross_weights.h"
@@ -93,9 +94,11 @@ struct ForwardBatch {
   std::vector<int32_t> samples;
   // For draft heads (FeatureSpec): [tokens, features], the target's features of each token, or
   // states that the head returned before. In host memory that a device can read
-  // (Ops::host_memory()).
+  // (Ops::host_memory()). With ids_from: on the device, the previous batch's StepResults::kept.
   const float* features = nullptr;
   bool own_states = false;
+  // With ids_from: nullptr, or on the device, the ids that the previous batch's tokens stand for.
+  const int32_t* id_map = nullptr;
   std::vector<ScoredTokens> scored;  // on the host only
 
   // Empty, or [tokens]: the slot that saves a copy of the state after this token (ops/state.h).
@@ -173,6 +176,11 @@ struct StepResults {
   int32_t* best = nullptr;
   // Empty, or [Model::capture()] of [tokens, hidden]: the residual stream at those boundaries.
   std::span<float* const> boundaries;
+  // Or [logit_rows, hidden], in the device's memory: the states of these rows.
+  float* kept = nullptr;
+  // On hosts, if it is there: called between branches of layers. The caller may do other work then,
+  // also with other models of the same Ops. False ends the pass: its results are undefined.
+  const FunctionRef<bool()>* between = nullptr;
 };
 
 }  // namespace freshet

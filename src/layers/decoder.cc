@@ -79,29 +79,39 @@ void Decoder::write_cross(const ForwardBatch& batch, const KvStorage& cache, siz
   }
 }
 
-// Runs the encoder for the sequences that begin, and stores the keys and values of its outputs. The
-// outputs of a tower exist already.
+// Stores the keys and values of an output that exists already.
+void Decoder::write_states(const ForwardBatch& batch, const KvStorage& cache, size_t input) {
+  const EncoderInput& in = batch.encoder_inputs[input];
+  const int64_t width = encoder_ != nullptr ? spec_.encoder->hidden_size : spec_.hidden_size;
+  for (int64_t done = 0; done < in.state_rows;) {
+    const int64_t count = std::min(max_tokens_, in.state_rows - done);
+    ForwardBatch part;
+    part.query_start = {0, static_cast<int32_t>(count)};
+    part.context_len = {static_cast<int32_t>(done + count)};
+    write_cross(batch, cache, input, part,
+                {const_cast<float*>(in.states + done * width), count, width, width});
+    done += count;
+  }
+}
+
+// Stores the keys and values of encoder outputs for the sequences that begin. Runs the encoder for
+// those that do not exist yet.
 void Decoder::encode(const ForwardBatch& batch, const KvStorage& cache) {
-  if (encoder_ != nullptr) {
-    encoder_->run(batch.encoder_inputs,
+  const std::span<const EncoderInput> inputs = batch.encoder_inputs;
+  const auto exists = [](const EncoderInput& input) { return input.states != nullptr; };
+  for (size_t i = 0; i < inputs.size();) {
+    if (encoder_ == nullptr || exists(inputs[i])) {
+      write_states(batch, cache, i++);
+      continue;
+    }
+    const auto end = std::find_if(inputs.begin() + static_cast<int64_t>(i), inputs.end(), exists);
+    const auto count = static_cast<size_t>(end - inputs.begin()) - i;
+    encoder_->run(inputs.subspan(i, count),
                   [&](size_t first, const ForwardBatch& encoded, const Matrix& states) {
-                    write_cross(batch, cache, first, encoded, states);
+                    write_cross(batch, cache, i + first, encoded, states);
                   });
     if (ops_.device() != nullptr) ops_.wait();  // tables outside a step may be written again
-    return;
-  }
-  const int64_t width = spec_.hidden_size;
-  for (size_t i = 0; i < batch.encoder_inputs.size(); ++i) {
-    const EncoderInput& input = batch.encoder_inputs[i];
-    for (int64_t done = 0; done < input.state_rows;) {
-      const int64_t count = std::min(max_tokens_, input.state_rows - done);
-      ForwardBatch part;
-      part.query_start = {0, static_cast<int32_t>(count)};
-      part.context_len = {static_cast<int32_t>(done + count)};
-      write_cross(batch, cache, i, part,
-                  {const_cast<float*>(input.states + done * width), count, width, width});
-      done += count;
-    }
+    i += count;
   }
 }
 
@@ -178,13 +188,17 @@ Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded
   const bool joins = f.use == FeatureSpec::Use::kJoined;
   const int64_t width = batch.own_states ? hidden : f.width;
   const std::span<const int32_t> rows = std::span(every_).first(static_cast<size_t>(tokens));
-  const Matrix given{const_cast<float*>(batch.features), tokens, width, width};
+  // States that the previous batch kept are those of its rows.
+  const bool kept = batch.own_states && !batch.ids_from.empty();
+  const std::span<const int32_t> from = kept ? std::span(batch.ids_from) : rows;
+  const int64_t given_rows = kept ? max_logit_rows_ : tokens;
+  const Matrix given{const_cast<float*>(batch.features), given_rows, width, width};
   const auto norm = [](const std::optional<NormSpec>& spec, const NormWeights& w) {
     return norm_of(*spec, w);
   };
   const Matrix x = arena_.matrix(tokens, hidden);
   if (f.use == FeatureSpec::Use::kStream) {
-    ops_.gather_rows(x, given, rows);
+    ops_.gather_rows(x, given, from);
     return x;
   }
   if (joins) {
@@ -193,7 +207,7 @@ Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded
     const Matrix e = joined.slice_cols(f.features_first ? width : 0, hidden);
     const Matrix own = joined.slice_cols(f.features_first ? 0 : hidden, width);
     ops_.gather_rows(e, embedded, rows);
-    ops_.gather_rows(own, given, rows);
+    ops_.gather_rows(own, given, from);
     if (f.embedding_norm) ops_.norm(e, e, norm(f.embedding_norm, weights_->embedding_norm));
     if (f.feature_norm) ops_.norm(own, own, norm(f.feature_norm, weights_->feature_norm));
     const ops::Product products[] = {product_of(weights_->features, x)};
@@ -201,11 +215,11 @@ Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded
     return x;
   }
   if (batch.own_states) {
-    ops_.gather_rows(x, given, rows);
+    ops_.gather_rows(x, given, from);
   } else {
     const Scratch scratch(arena_);
     const Matrix features = arena_.matrix(tokens, width);
-    ops_.gather_rows(features, given, rows);
+    ops_.gather_rows(features, given, from);
     const int64_t part = width / input_norm_parts_;
     for (int64_t first = 0; f.input_norm && first < width; first += part) {
       const Matrix one = features.slice_cols(first, part);
@@ -294,6 +308,21 @@ void Decoder::branch(Step& step, int layer, int branch, const ops::Input& in, co
   ops_.add_residual({x, out, norms.out ? &own : nullptr, scale, norms.after ? &after : nullptr});
 }
 
+// A step of a head that reads features as keys and values of every layer (kStored).
+void Decoder::store_features(Step& step) {
+  FRESHET_CHECK(step.batch.logit_rows.empty(), "logits of features that are only stored");
+  const Matrix x = feature_stream(step.batch, {});
+  for (int layer = 0; layer < std::ssize(spec_.layers); ++layer) {
+    const auto branches =
+        static_cast<int>(spec_.layers[static_cast<size_t>(layer)].branches.size());
+    for (int b = 0; b < branches; ++b) {
+      if (kind_of(branch_of(layer, b)).store == nullptr) continue;
+      const Scratch scratch(arena_);
+      store(step, layer, b, {x});
+    }
+  }
+}
+
 // Stores the keys and values of all rows of the branch's input.
 void Decoder::store(Step& step, int layer, int branch, const ops::Input& in) {
   const BranchSpec& spec = branch_of(layer, branch);
@@ -305,6 +334,13 @@ Matrix Decoder::logit_rows(const Step& step, const Step& last, const Matrix& x) 
   const Matrix stream = arena_.matrix(last.batch.tokens(), x.cols);
   if (stream.rows > 0) ops_.gather_rows(stream, x, step.batch.logit_rows);
   return stream;
+}
+
+// Whether the caller ends the pass here (StepResults::between).
+bool Decoder::stops() {
+  if (between_ == nullptr || (*between_)()) return false;
+  stopped_ = true;
+  return true;
 }
 
 // Returns the residual stream after the layer. `last`: nullptr, or the step of the rows that need
@@ -320,6 +356,7 @@ Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
     stream = run_parallel(step, layer, x, ends ? last : nullptr);
     if (stream.rows == 0) return stream;
     if (ends) on = last;
+    if (stops()) return stream;
   }
   ops::Norm norm;
   for (int b = parallel; b < static_cast<int>(spec.branches.size()); ++b) {
@@ -338,6 +375,7 @@ Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
       const Scratch scratch(arena_);
       branch(*on, layer, b, branch_input(layer, b, stream, norm), stream);
     }
+    if (stops()) return stream;
     if (!runs_all) continue;
     stream = logit_rows(step, *last, stream);
     if (stream.rows == 0) return stream;
@@ -466,11 +504,14 @@ void Decoder::copy_boundary(int boundary, const Matrix& x, std::span<const Matri
 
 void Decoder::run(Step& step, Step* last, const Matrix& logits, const Matrix& hidden,
                   std::span<const Matrix> boundaries) {
+  FRESHET_CHECK(has_features(step.batch), "a draft head without features");
   rope_tables(step.batch, step.cos_sin);
   if (last != nullptr) rope_tables(last->batch, last->cos_sin);
+  const bool stored = spec_.features && spec_.features->use == FeatureSpec::Use::kStored;
+  if (stored && step.batch.features != nullptr) return store_features(step);
   const bool continues = spec_.features && spec_.features->use == FeatureSpec::Use::kStream;
   Matrix x = continues ? Matrix{} : embed(step);
-  if (spec_.features) {
+  if (spec_.features && !stored) {
     embedded_ = x;
     x = feature_stream(step.batch, embedded_);
   }
@@ -480,6 +521,7 @@ void Decoder::run(Step& step, Step* last, const Matrix& logits, const Matrix& hi
     const bool ends = last != nullptr && layer == last_stored_.layer;
     copy_boundary(layer, x, boundaries);
     x = run_layer(*on, layer, x, ends ? last : nullptr);
+    if (stopped_) return;
     if (x.rows == 0) break;
     if (ends) on = last;
     if (on == &step) put_pictures(step.batch, layer + 1, x);

@@ -64,6 +64,7 @@ class Decoder final : public Model {
   ops::Ops* key_ops() override { return ops_.device() == nullptr ? &ops_ : nullptr; }
   std::shared_ptr<const ModelWeights> share() const override { return weights_; }
   VisionTower* vision() override { return tower_.get(); }
+  EncoderPass* encoder() override { return encoder_.get(); }
 
  private:
   size_t arena_bytes(int64_t tokens, int64_t logit_rows) const;
@@ -76,6 +77,8 @@ class Decoder final : public Model {
   Matrix embed(Step& step);
   std::span<const int32_t> types_of(const ForwardBatch& batch) const;
   void encode(const ForwardBatch& batch, const KvStorage& cache);
+  void write_states(const ForwardBatch& batch, const KvStorage& cache, size_t input);
+  bool stops();
   void write_cross(const ForwardBatch& batch, const KvStorage& cache, size_t first,
                    const ForwardBatch& encoded, const Matrix& states);
   Matrix feature_stream(const ForwardBatch& batch, const Matrix& embedded);
@@ -99,6 +102,12 @@ class Decoder final : public Model {
   ops::Input branch_input(int layer, int branch, const Matrix& stream, ops::Norm& norm);
   void branch(Step& step, int layer, int branch, const ops::Input& in, const Matrix& x);
   void store(Step& step, int layer, int branch, const ops::Input& in);
+  void store_features(Step& step);
+  // Whether the batch has the features that the model needs.
+  bool has_features(const ForwardBatch& batch) const {
+    return !spec_.features || spec_.features->use == FeatureSpec::Use::kStored ||
+           batch.features != nullptr;
+  }
   Matrix logit_rows(const Step& step, const Step& last, const Matrix& x);
   void run(Step& step, Step* last, const Matrix& logits, const Matrix& hidden,
            std::span<const Matrix> boundaries);
@@ -110,6 +119,8 @@ class Decoder final : public Model {
                      bool narrows, std::span<const int64_t> how);
   void fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
              const StepResults& results);
+  void fetch_all(const ForwardBatch& batch, const Matrix& logits, const Matrix& states,
+                 const int32_t* best, const StepResults& results, int turn);
   void write_logits(Step& step, const Matrix& x, const Matrix& logits, const Matrix& hidden);
 
   ModelSpec spec_;
@@ -123,6 +134,8 @@ class Decoder final : public Model {
   Matrix embedded_;                     // in a draft head's step: the input of its first branch
   std::vector<int> captures_;           // the boundaries that results may contain
   std::vector<Matrix> boundaries_;      // of the current step
+  const FunctionRef<bool()>* between_ = nullptr;  // of the current step
+  bool stopped_ = false;                          // it has ended the current step
   Arena arena_;
   int64_t max_tokens_ = 0;
   int64_t max_logit_rows_ = 0;

@@ -69,6 +69,7 @@ ops::Ops::ShapeLimits Decoder::limits(int64_t tokens, int64_t context) const {
   ops::Ops::ShapeLimits l;
   l.tokens = encoder_ != nullptr ? std::max(tokens, encoder_->positions()) : tokens;
   l.max_context = context;
+  l.split_cols = spec_.split_cols;
   l.max_cols = std::max(spec_.hidden_size, spec_.embedding_size);
   if (spec_.features) {
     l.max_cols = std::max<int64_t>(l.max_cols, spec_.features->width + spec_.hidden_size);

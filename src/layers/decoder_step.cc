@@ -42,6 +42,17 @@ void Decoder::fetch(const ForwardBatch& batch, const Matrix& logits, const int32
   }
 }
 
+void Decoder::fetch_all(const ForwardBatch& batch, const Matrix& logits, const Matrix& states,
+                        const int32_t* best, const StepResults& results, int turn) {
+  const auto bytes = static_cast<size_t>(batch.tokens() * spec_.hidden_size) * sizeof(float);
+  if (results.hidden != nullptr) ops_.fetch(results.hidden, states.data, bytes);
+  for (size_t i = 0; i < boundaries_.size(); ++i) {
+    ops_.fetch(results.boundaries[i], boundaries_[i].data, bytes);
+  }
+  if (logits.rows > 0) fetch(batch, logits, best, results);
+  if (logits.rows > 0 || results.hidden != nullptr || !boundaries_.empty()) ops_.note(turn);
+}
+
 void Decoder::finish(const ForwardBatch& batch, const StepResults& results, int turn) {
   const size_t rows = batch.logit_rows.size();
   if (ops_.device() == nullptr) {
@@ -83,6 +94,8 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
     step_arrays_.push_back(table.ids);
     step_key_.push_back(table.stride);
   }
+  // Copies of whole matrices: states, boundaries, a head's features.
+  step_arrays_.push_back(std::span(every_).first(static_cast<size_t>(batch.tokens())));
   if (ops_.device() != nullptr) {
     for (int layer = 0; layer < static_cast<int>(cache.spec().layers.size()); ++layer) {
       const bool state = cache.spec().layers[static_cast<size_t>(layer)].state_bytes > 0;
@@ -131,6 +144,7 @@ void Decoder::find_views(const ForwardBatch& batch, const KvStorage& cache,
   for (size_t g = 0; g < groups.size(); ++g) {
     views[g].ranges.clear();
     views[g].query_start.clear();
+    views[g].tokens.clear();
     if (g >= batch.tables.size() || batch.tables[g].ids.empty()) continue;
     find_key_ranges(batch, static_cast<int>(g), groups[g], views[g]);
   }
@@ -149,10 +163,12 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
   FRESHET_CHECK(rows == 0 || spec_.generates, "logits of a model without a head");
   FRESHET_CHECK(batch.token_types.empty() || std::ssize(batch.token_types) == tokens,
                 "{} token types for {} tokens", batch.token_types.size(), tokens);
-  FRESHET_CHECK(!spec_.features || batch.features != nullptr, "a draft head without features");
+  FRESHET_CHECK(results.kept == nullptr || ops_.device() != nullptr, "states kept on the host");
   arena_.reset();
   const bool on_device = ops_.device() != nullptr;
-  const bool wants_states = results.hidden != nullptr;
+  between_ = on_device ? nullptr : results.between;
+  stopped_ = false;
+  const bool wants_states = results.hidden != nullptr || results.kept != nullptr;
   Matrix logits{results.logits, rows, spec_.vocab_size, spec_.vocab_size};
   Matrix states{results.hidden, tokens, spec_.hidden_size, spec_.hidden_size};
   int32_t* best = nullptr;
@@ -181,28 +197,28 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
   const bool even = find_even_positions(batch, narrows);
   describe_step(
       batch, cache, logits, narrows,
-      std::array<int64_t, 9>{wants_states, best != nullptr, draws, takes, std::ssize(boundaries_),
-                             batch.own_states, reinterpret_cast<int64_t>(batch.features),
-                             std::ssize(batch.embedding_rows), even});
+      std::array<int64_t, 11>{
+          wants_states, best != nullptr, draws, takes, std::ssize(boundaries_), batch.own_states,
+          reinterpret_cast<int64_t>(batch.features), std::ssize(batch.embedding_rows), even,
+          reinterpret_cast<int64_t>(results.kept), reinterpret_cast<int64_t>(batch.id_map)});
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_, key_views_};
   Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, last_key_views_, true};
   const bool repeats =
       even && batch.embedding_rows.empty() && recurs(batch, spec_.features.has_value());
   ops_.step({step_arrays_, step_key_, repeats}, [&] {
-    if (takes) ops_.take_ids(batch.token_ids, batch.ids_from, named_.as<int32_t>());
+    if (takes) {
+      ops_.take_ids(batch.token_ids, batch.ids_from, named_.as<int32_t>(), batch.id_map);
+    }
     run(step, narrows ? &last : nullptr, logits, states, boundaries_);
+    if (results.kept != nullptr) {
+      ops_.gather_rows({results.kept, rows, spec_.hidden_size, spec_.hidden_size}, states,
+                       batch.logit_rows);
+    }
     if (best == nullptr || rows == 0) return;
     if (draws) return ops_.sample(logits, batch.samples, batch.token_ids, best);
     ops_.argmax(logits, best);
   });
-  if (!on_device) return;
-  const auto state_bytes = static_cast<size_t>(tokens * spec_.hidden_size) * sizeof(float);
-  if (wants_states) ops_.fetch(results.hidden, states.data, state_bytes);
-  for (size_t i = 0; i < boundaries_.size(); ++i) {
-    ops_.fetch(results.boundaries[i], boundaries_[i].data, state_bytes);
-  }
-  if (rows > 0) fetch(batch, logits, best, results);
-  if (rows > 0 || wants_states || !boundaries_.empty()) ops_.note(turn);
+  if (on_device) fetch_all(batch, logits, states, best, results, turn);
 }
 
 }  // namespace freshet

@@ -193,13 +193,24 @@ void EncoderPass::hear(std::span<const EncoderInput> inputs) {
 }
 
 void EncoderPass::run(std::span<const EncoderInput> inputs, Sink sink) {
+  run(inputs, sink, [] { return true; });
+}
+
+bool EncoderPass::run(std::span<const EncoderInput> inputs, Sink sink,
+                      FunctionRef<bool()> between) {
+  const uint64_t own = ++runs_;
+  bool ended = false;
+  const auto goes_on = [&] { return !(ended = ended || !between() || runs_ != own); };
+  const FunctionRef<bool()> asks = goes_on;
   for (size_t first = 0; first < inputs.size();) {
     const size_t taken = take(inputs.subspan(first));
     if (spec_->stem) hear(inputs.subspan(first, taken));
     ops::Device* const device = ops_.device();
     StepResults results;
     results.hidden = device == nullptr ? states_.as<float>() : fetched_.as<float>();
+    results.between = &asks;
     decoder_.forward(batch_, cache_, results);
+    if (ended) return false;
     const Matrix states{states_.as<float>(), batch_.tokens(), spec_->hidden_size,
                         spec_->hidden_size};
     if (device != nullptr) {
@@ -210,6 +221,7 @@ void EncoderPass::run(std::span<const EncoderInput> inputs, Sink sink) {
     sink(first, batch_, states);
     first += taken;
   }
+  return true;
 }
 
 }  // namespace freshet

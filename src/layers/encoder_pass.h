@@ -28,6 +28,10 @@ class EncoderPass {
   // `states` are their outputs in order. Valid during the call.
   using Sink = FunctionRef<void(size_t first, const ForwardBatch& batch, const Matrix& states)>;
   void run(std::span<const EncoderInput> inputs, Sink sink);
+  // On hosts, `between` is called between branches of layers. False: it returned false, or ran the
+  // encoder meanwhile; then `sink` was not called for all inputs. Of the inputs of a pass, only
+  // their lengths are read after its first call.
+  bool run(std::span<const EncoderInput> inputs, Sink sink, FunctionRef<bool()> between);
 
  private:
   size_t stem_scratch() const;  // on a device
@@ -41,6 +45,7 @@ class EncoderPass {
   Decoder decoder_;
   KvStorage cache_;
   ForwardBatch batch_;
+  uint64_t runs_ = 0;           // begun
   Buffer states_;               // [positions, hidden]
   Buffer fetched_, room_;       // on a device: host copies, and operands of convolutions
   Buffer stream_;               // audio: [positions, hidden], in memory that a device can read

@@ -21,6 +21,7 @@
 namespace freshet {
 
 struct ModelWeights;
+class EncoderPass;
 class VisionTower;
 
 class Model {
@@ -60,6 +61,8 @@ class Model {
 
   // The tower for pictures; nullptr: the model has none, or it wasn't loaded.
   virtual VisionTower* vision() { return nullptr; }
+  // The encoder of an encoder-decoder; nullptr: the model has none.
+  virtual EncoderPass* encoder() { return nullptr; }
 
   // Every weight: name, format, shape, bytes, kernel; for `inspect`.
   struct WeightInfo {

@@ -302,13 +302,16 @@ struct FeatureSpec {
     kJoined,  // x = W [e; f]: EAGLE-1 (arXiv:2401.15077), MTP (arXiv:2412.19437)
     kPaired,  // x = W f; the first branch reads [norm(e); norm(x)]: EAGLE-3 (arXiv:2503.01840)
     kStream,  // x = f, the residual stream itself; token ids are not read
+    // A step with features stores the keys and values of norm(W f) in all layers and does nothing
+    // else; one without runs the embeddings, whose attention reads them: DFlash (arXiv:2602.06036).
+    kStored,
   };
   Use use = Use::kJoined;
   bool features_first = false;  // kJoined: [f; e]
   bool bias = false;
   std::optional<NormSpec> input_norm;  // kPaired: on the target's features, before W
   std::optional<NormSpec> embedding_norm, feature_norm;
-  bool normed_residual = false;  // kPaired: x itself is normalised
+  bool normed_residual = false;  // kPaired, kStored: x itself is normalised
   // The states that the head returns for its own next step are taken before the final norm.
   bool raw_states = false;
 };
@@ -357,6 +360,9 @@ struct ModelSpec {
   std::optional<NormSpec> final_norm;
   float logits_scale = 1.0f;
   float logits_softcap = 0.0f;
+  // The widest input of a product in two parts, with its outlier columns (ops::Weight::outliers);
+  // 0: the checkpoint has no such weights.
+  int64_t split_cols = 0;
 };
 
 // A tower for pictures: patches are projected to a stream, layers run on it, and a connector turns

@@ -58,7 +58,8 @@ void VisionTower::lay_tiles(const VisionInput& input, const Layout& layout) {
 
 // columns_ = the input of the connector, tile by tile: the states after all layers and, for each
 // feature, those after the layers of VisionSpec::kept. states_ and inner_ are those of the blocks.
-void VisionTower::finish_tiles(const VisionInput& input, const Layout& layout) {
+void VisionTower::finish_tiles(const VisionInput& input, const Layout& layout,
+                               const FunctionRef<bool()>& between) {
   const int64_t hidden = spec_->blocks.hidden_size, positions = layout.rows_of_sequence;
   const int64_t rows = layout.in_row * layout.in_row + 1, padded = positions / spec_->tiles;
   const Matrix stream{stream_.data(), positions, hidden, hidden};
@@ -71,6 +72,7 @@ void VisionTower::finish_tiles(const VisionInput& input, const Layout& layout) {
   }
   StepResults results;
   results.hidden = states_.data();
+  results.between = &between;
   later_->forward(batch_, cache_, results);
   const auto kept = static_cast<int64_t>(inner_.size()), width = int64_t{spec_->merged_width()};
   for (int64_t at = 0; at < positions; ++at) {

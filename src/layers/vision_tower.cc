@@ -381,6 +381,14 @@ void VisionTower::connect(const ConnectorWeights& weights, bool norm_merged, con
 }
 
 VisionRows VisionTower::run(const VisionInput& input) {
+  return *run(input, [] { return true; });
+}
+
+std::optional<VisionRows> VisionTower::run(const VisionInput& input, FunctionRef<bool()> between) {
+  const uint64_t own = ++runs_;
+  bool ended = false;
+  const auto goes_on = [&] { return !(ended = ended || !between() || runs_ != own); };
+  const FunctionRef<bool()> asks = goes_on;
   const Layout layout = layout_of(input);
   const int64_t tokens = layout.sequences * layout.rows_of_sequence;
   const int64_t hidden = spec_->blocks.hidden_size;
@@ -408,7 +416,9 @@ VisionRows VisionTower::run(const VisionInput& input) {
   std::vector<float*> boundaries;
   for (std::vector<float>& states : inner_) boundaries.push_back(states.data());
   results.boundaries = boundaries;
+  results.between = &asks;
   blocks_.forward(batch_, cache_, results);
+  if (ended) return std::nullopt;
   if (layers_.device() != nullptr) layers_.wait();
 
   VisionRows rows;
@@ -418,7 +428,8 @@ VisionRows VisionTower::run(const VisionInput& input) {
   const auto level = static_cast<size_t>(rows.rows * rows.width);
   rows.values.resize(level * (1 + spec_->deep.size()));
   if (spec_->tiles > 0) {
-    finish_tiles(input, layout);
+    finish_tiles(input, layout, asks);
+    if (ended) return std::nullopt;
     rows.used_rows = rows.rows / spec_->tiles * input.used_tiles;
     const Matrix out{rows.values.data(), rows.rows, rows.width, rows.width};
     const ops::Product products[] = {product_of(weights_->connector.out, out)};

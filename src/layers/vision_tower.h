@@ -10,6 +10,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -64,6 +65,9 @@ class VisionTower {
 
   // REQUIRES: reserve() for the picture's positions; `values` of the size that the input says.
   VisionRows run(const VisionInput& input);
+  // On hosts, `between` is called between branches of layers. nullopt: it returned false, or ran
+  // the tower on another picture meanwhile. `values` are read before its first call only.
+  std::optional<VisionRows> run(const VisionInput& input, FunctionRef<bool()> between);
 
  private:
   // The order of a picture's patches in its rows.
@@ -85,7 +89,8 @@ class VisionTower {
   void stretch_positions(const Layout& layout, const Matrix& stream);
   // Towers with tiles (vision_tiles.cc).
   void lay_tiles(const VisionInput& input, const Layout& layout);
-  void finish_tiles(const VisionInput& input, const Layout& layout);
+  void finish_tiles(const VisionInput& input, const Layout& layout,
+                    const FunctionRef<bool()>& between);
   void connect(const ConnectorWeights& weights, bool norm_merged, const Layout& layout,
                const Matrix& states, float* out);
   ops::Ops::ShapeLimits limits(int64_t positions) const;
@@ -101,6 +106,7 @@ class VisionTower {
   KvStorage cache_;
   ForwardBatch batch_;
   int64_t reserved_ = 0;
+  uint64_t runs_ = 0;           // begun
   std::vector<float> columns_;  // [patches, patch_values]; later rows of the result in progress
   std::vector<float> stream_, states_, room_;  // [positions, hidden]
   Buffer sent_;  // [positions, hidden]: the stream where a device reads it

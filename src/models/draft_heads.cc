@@ -6,7 +6,7 @@
 #include "models/assemble.h"
 #include "models/decoder_config.h"
 #include "models/draft_head_names.h"
-#include "models/gguf_config.h"
+#include "models/head_file.h"
 #include "models/registry.h"
 
 namespace freshet::models {
@@ -27,95 +27,10 @@ namespace {
 using loader::Checkpoint;
 using loader::TensorSource;
 
-// Where a head's weights are and how it is built.
-struct Head {
-  HeadPlan plan;
-  std::vector<NameRule> names;
-  Architecture architecture;
-  int layer = 0;  // its number in the names
-};
-
-class HeadFile {
- public:
-  HeadFile(const Checkpoint& checkpoint, std::span<const NameRule> names)
-      : checkpoint_(checkpoint),
-        names_(checkpoint.gguf() != nullptr ? WeightNames::gguf(names)
-                                            : WeightNames::safetensors(names)) {}
-
-  const TensorSource* find(Role role, std::string_view suffix, int layer = 0) const {
-    for (int choice = 0;; ++choice) {
-      const std::string stem = names_.stem(role, layer, -1, choice);
-      if (stem.empty()) return nullptr;
-      const TensorSource* const found = suffix == ".weight"
-                                            ? find_weight(checkpoint_, stem)
-                                            : find_tensor(checkpoint_, stem + std::string(suffix));
-      if (found != nullptr) return found;
-    }
-  }
-  bool has(Role role, std::string_view suffix = ".weight", int layer = 0) const {
-    return find(role, suffix, layer) != nullptr;
-  }
-  Result<const TensorSource*> matrix(Role role, int layer = 0) const {
-    const TensorSource* const found = find(role, ".weight", layer);
-    if (found == nullptr || found->shape.size() != 2) {
-      return invalid_argument("{}: tensor '{}.weight' is missing: this is not such a draft head",
-                              checkpoint_.path(), names_.stem(role, layer));
-    }
-    return found;
-  }
-
- private:
-  const Checkpoint& checkpoint_;
-  WeightNames names_;
-};
-
 NormSpec norm_of_target(const ModelSpec& target) {
   NormSpec norm = target.final_norm.value_or(NormSpec());
   norm.bias = false;
   return norm;
-}
-
-Status check_width(const Checkpoint& checkpoint, const ModelSpec& head, const ModelSpec& target) {
-  if (head.hidden_size == target.hidden_size && target.embedding_size == target.hidden_size) {
-    return {};
-  }
-  return invalid_argument("{} has states of {} numbers, the target of {}: it is for another model",
-                          checkpoint.path(), head.hidden_size, target.hidden_size);
-}
-
-// A head's configuration: of a GGUF file its metadata, of a "speculators" folder with the keys of
-// its layer beside the others.
-Result<json::Value> head_config(const Checkpoint& checkpoint, const ModelSpec& target) {
-  if (checkpoint.gguf() == nullptr) {
-    const json::Value* const layer = checkpoint.config().find("transformer_layer_config");
-    if (layer == nullptr || !layer->is_object()) return checkpoint.config();
-    json::Object all = checkpoint.config().as_object();
-    for (const auto& [key, value] : layer->as_object()) {
-      if (all.find(key) == nullptr) all[key] = value;
-    }
-    return json::Value(std::move(all));
-  }
-  const loader::GgufFile& gguf = *checkpoint.gguf();
-  FRESHET_ASSIGN_OR_RETURN(json::Value config, gguf_config(checkpoint));
-  if (config.get_string("model_type", "") != "eagle3") {
-    return invalid_argument("{} is a model of type '{}', not an EAGLE-3 head", checkpoint.path(),
-                            config.get_string("model_type", ""));
-  }
-  json::Object& all = config.as_object();
-  if (all.find("vocab_size") == nullptr) all["vocab_size"] = json::Value(target.vocab_size);
-  for (const char* key : {"eagle3.target_layers", "eagle3.extract_layers"}) {
-    const auto layers = gguf.get_ints(key);
-    if (!layers) continue;
-    json::Array ids;
-    for (const int64_t id : *layers) ids.emplace_back(id);
-    all["eagle_aux_hidden_state_layer_ids"] = std::move(ids);
-    break;
-  }
-  for (const char* key : {"norm_before_residual", "norm_output"}) {
-    if (const auto flag = gguf.get_bool(std::string("eagle3.") + key))
-      all[key] = json::Value(*flag);
-  }
-  return config;
 }
 
 // A Llama layer from a configuration, or, without one, of the target's shape.
@@ -151,19 +66,6 @@ Status take_one_layer(const Checkpoint& checkpoint, ModelSpec& spec) {
                        checkpoint.path(), spec.layers.size());
   }
   spec.layers.resize(1);
-  return {};
-}
-
-// Sizes and biases that the tensors tell.
-Status read_layers(const HeadFile& file, ModelSpec& spec) {
-  for (int i = 0; i < std::ssize(spec.layers); ++i) {
-    LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
-    FRESHET_ASSIGN_OR_RETURN(const TensorSource* gate, file.matrix(Role::kGate, i));
-    layer.mlp().ff = static_cast<int>(std::min<int64_t>(gate->shape[0], 1 << 24));
-    layer.attention().qkv_bias = file.has(Role::kQuery, ".bias", i);
-    layer.attention().out_bias = file.has(Role::kOutput, ".bias", i);
-    layer.mlp().bias = file.has(Role::kGate, ".bias", i);
-  }
   return {};
 }
 
@@ -378,6 +280,8 @@ Result<Head> plan(HeadKind kind, const Checkpoint& checkpoint, const ModelSpec& 
         return plan_eagle(checkpoint, target);
       case HeadKind::kEagle3:
         return plan_eagle3(checkpoint, target);
+      case HeadKind::kDFlash:
+        return plan_dflash(checkpoint, target);
       case HeadKind::kMtp:
         break;
     }
@@ -471,7 +375,7 @@ Status read_features(WeightReader& reader, const Checkpoint& checkpoint, const H
 // target's.
 Status read_ends(WeightReader& reader, const Head& head, const ModelSpec& target,
                  ModelWeights& out) {
-  if (head.plan.kind != HeadKind::kEagle3) return {};
+  if (head.plan.kind != HeadKind::kEagle3 && head.plan.kind != HeadKind::kDFlash) return {};
   const ModelSpec& spec = head.plan.spec;
   if (const TensorSource* own = reader.find(Role::kHead, ".weight"); own != nullptr) {
     FRESHET_RETURN_IF_ERROR(
@@ -523,7 +427,7 @@ Result<DraftHead> load_head(HeadKind kind, const Checkpoint& checkpoint, const M
   }
   FRESHET_RETURN_IF_ERROR(read_ends(reader, head, target.spec(), weights));
   DraftHead out;
-  if (head.plan.mask_token >= 0) {
+  if (head.plan.mask_token >= 0 && head.plan.block == 0) {
     FRESHET_ASSIGN_OR_RETURN(
         out.mask_features,
         reader.values(*find_tensor(checkpoint, "model.mask_hidden"), spec.features->width));

@@ -1,5 +1,6 @@
-// Draft heads of a target: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840) and MTP layers
-// (arXiv:2412.19437), which read the target's states and share its embedding and head.
+// Draft heads of a target: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840), MTP layers
+// (arXiv:2412.19437) and DFlash (arXiv:2602.06036), which read the target's states and share its
+// embedding and head.
 //
 // A head is a model of its own kind of ModelSpec (FeatureSpec). Published files differ in names and
 // in details that no configuration tells, so tensors decide where they can: a norm, a bias or an
@@ -16,7 +17,7 @@
 
 namespace freshet::models {
 
-enum class HeadKind { kEagle, kEagle3, kMtp };
+enum class HeadKind { kEagle, kEagle3, kMtp, kDFlash };
 
 // A head before its weights are read.
 struct HeadPlan {
@@ -29,9 +30,11 @@ struct HeadPlan {
   // Whether each of the features has a norm of its own (EAGLE 3.1's fc_norm).
   bool norms_each_feature = false;
   size_t weight_bytes = 0;
-  // Of a head that drafts several tokens in one pass (P-EAGLE, arXiv:2602.01469): the token that
-  // stands for those to come; -1: it drafts one.
+  // Of a head that drafts several tokens in one pass (P-EAGLE, arXiv:2602.01469; DFlash): the token
+  // that stands for those to come; -1: it drafts one.
   int32_t mask_token = -1;
+  // DFlash: the rows of a pass, which are the last known token and masks. 0: another kind of head.
+  int block = 0;
 };
 
 struct DraftHead {

@@ -492,6 +492,64 @@ TEST_F(Load, Int8OfBitsandbytesKeepsItsActivations) {
   }
 }
 
+// Outlier columns take the place of what INT8 holds there; a list without columns makes plain INT8
+// of a weight of bitsandbytes.
+TEST_F(Load, OutlierColumnsTakeThePlaceOfInt8) {
+  const std::string stem = "model.layers.1.mlp.gate_proj.";
+  const std::vector<int32_t> columns = {0, 5, 127};
+  std::vector<float> logits[2];
+  for (const bool apart : {false, true}) {
+    auto model = load("llama", [&](Tensors& t, json::Object& c) {
+      to_codes_llama(t, c, Codes::kInt8, Scales::kRow, apart);
+      Tensor list{"I32", {3}, {}}, values{"BF16", {384, 3}, {}};
+      for (const int32_t column : columns) append(list.bytes, column);
+      for (int r = 0; r < 384; ++r) {
+        for (int i = 0; i < 3; ++i) {
+          const float v = static_cast<float>((r * 7 + i * 5) % 64 - 32) / 256.0f;
+          append(values.bytes, f32_to_bf16(v));
+          const auto at = static_cast<size_t>(r * 128 + columns[static_cast<size_t>(i)]);
+          if (!apart) std::memcpy(t[kGate].bytes.data() + at * sizeof v, &v, sizeof v);
+        }
+      }
+      if (!apart) return;
+      t[stem + "outlier_columns"] = list;
+      t[stem + "outlier_weight"] = values;
+    });
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    EXPECT_EQ((*model)->spec().split_cols, apart ? 131 : 0);
+    int halves = 0;
+    for (const Model::WeightInfo& w : (*model)->weights())
+      halves += w.format == quant::Format::kBF16 && w.cols == 3;
+    EXPECT_EQ(halves, apart ? 1 : 0);
+    logits[apart ? 1 : 0] = first_logits(**model);
+  }
+  for (size_t i = 0; i < logits[0].size(); ++i) {  // sums are of another order
+    EXPECT_NEAR(logits[0][i], logits[1][i], 1e-4f * std::max(1.0f, std::abs(logits[0][i])));
+  }
+}
+
+TEST_F(Load, OutlierColumnsThatAreNoneAreRefused) {
+  const std::string list = "model.layers.1.mlp.gate_proj.outlier_columns";
+  const std::string values = "model.layers.1.mlp.gate_proj.outlier_weight";
+  const auto with = [&](std::vector<int32_t> columns, const std::vector<int64_t>& shape) {
+    return [=](Tensors& t, json::Object& c) {
+      to_codes_llama(t, c, Codes::kInt8, Scales::kRow, true);
+      Tensor l{"I32", {std::ssize(columns)}, {}};
+      for (const int32_t column : columns) append(l.bytes, column);
+      t[list] = l;
+      if (shape.empty()) return;
+      t[values] = {"BF16", shape, std::string(static_cast<size_t>(shape[0] * shape[1] * 2), 'x')};
+    };
+  };
+  expect_error("llama", with({3, 3}, {384, 2}), {list.c_str(), "lists column 3"});
+  expect_error("llama", with({3, 128}, {384, 2}), {list.c_str(), "lists column 128", "127"});
+  expect_error("llama", with({-1}, {384, 1}), {list.c_str(), "lists column -1"});
+  expect_error("llama", with({3, 4}, {384, 1}), {values.c_str(), "[384, 1]", "[384, 2]"});
+  expect_error("llama", with({3}, {}), {values.c_str(), "missing"});
+  const auto none = load("llama", with({}, {}));
+  EXPECT_TRUE(none.ok()) << none.status().message();
+}
+
 TEST_F(Load, MissingTensorIsNamed) {
   expect_error("llama", [](Tensors& t, json::Object&) { t.erase(kGate); }, {kGate, "missing"});
   expect_error(

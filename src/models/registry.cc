@@ -14,6 +14,7 @@
 #include "models/gguf_config.h"
 #include "models/mmproj.h"
 #include "models/pooled_heads.h"
+#include "models/scaled_rows.h"
 #include "models/towers.h"
 #include "models/weight_cache.h"
 #include "models/weight_reader.h"
@@ -162,6 +163,7 @@ Result<ModelSpec> read_settled(const loader::Checkpoint& checkpoint, const json:
   FRESHET_ASSIGN_OR_RETURN(const json::Value whole, whole_config(checkpoint));
   FRESHET_RETURN_IF_ERROR(add_tower(whole, spec));
   warning = settle_head(checkpoint, *architecture, spec);
+  spec.split_cols = split_cols(checkpoint);
   return spec;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "models/quantization_config.h"
 #include "quant/fp8.h"
@@ -162,16 +163,56 @@ struct Plan {
   Format format;
   Picked picked;
   const TensorSource* zeros = nullptr;
+  std::optional<Rows::Outliers> outliers;
 };
+
+std::string sibling_name(std::string_view weight, std::string_view name) {
+  return std::string(weight.substr(0, weight.rfind('.') + 1)) + std::string(name);
+}
+
+// The outlier columns that a file lists; nullopt: none are listed.
+Result<std::optional<Rows::Outliers>> outliers_of(const WeightReader& reader,
+                                                  const TensorSource& weight, int64_t rows,
+                                                  int64_t cols) {
+  const TensorSource* list = reader.find_name(outlier_columns_of(weight.name));
+  if (list == nullptr) return std::optional<Rows::Outliers>();
+  const auto wrong = [](const TensorSource& t, const std::string& wanted) {
+    return invalid_argument("tensor '{}' is {} [{}]: outlier columns have {}", t.name, t.dtype,
+                            fmt::join(t.shape, ", "), wanted);
+  };
+  const int64_t count = list->elements();
+  if (list->dtype != "I32" || list->shape.size() != 1 || count > cols)
+    return wrong(*list, fmt::format("an I32 [n], n at most {}", cols));
+  Rows::Outliers out;
+  out.columns.resize(static_cast<size_t>(count));
+  if (count > 0) std::memcpy(out.columns.data(), list->data, list->bytes);
+  for (size_t i = 0; i < out.columns.size(); ++i) {
+    const int32_t c = out.columns[i];
+    if (c < 0 || c >= cols || (i > 0 && c <= out.columns[i - 1]))
+      return invalid_argument("tensor '{}' lists column {}: columns ascend from 0 to {}",
+                              list->name, c, cols - 1);
+  }
+  if (count == 0) return std::optional(std::move(out));
+  const TensorSource* values = reader.find_name(outlier_weight_of(weight.name));
+  if (values == nullptr)
+    return invalid_argument("tensor '{}' is missing, which '{}' belongs to",
+                            outlier_weight_of(weight.name), list->name);
+  const bool halves = values->format == Format::kBF16 || values->format == Format::kF16;
+  if (!halves || values->shape != std::vector{rows, count})
+    return wrong(*values, fmt::format("numbers in BF16 or F16, [{}, {}]", rows, count));
+  out.format = *values->format;
+  for (int64_t r = 0; r < rows; ++r) out.rows.push_back(values->data + r * count * 2);
+  return std::optional(std::move(out));
+}
 
 Result<Plan> plan_fp8(const WeightReader& reader, const TensorSource& weight,
                       const TensorSource& scales, int64_t count, int64_t rows, int64_t cols) {
   const BlockShape block = block_shape(reader.config());
   FRESHET_ASSIGN_OR_RETURN(const Picked p, pick(weight, scales, block, count, rows, cols));
-  if (cols % 128 == 0 && p.cols % 128 == 0) return Plan{Format::kFP8, p};
+  if (cols % 128 == 0 && p.cols % 128 == 0) return Plan{Format::kFP8, p, nullptr, std::nullopt};
   if (cols % 32 == 0 && p.cols % 32 == 0) {
     const bool powers = holds_powers(scales) && p.rows == 1 && p.cols == 32;
-    return Plan{powers ? Format::kMXFP8 : Format::kFP8G32, p};
+    return Plan{powers ? Format::kMXFP8 : Format::kFP8G32, p, nullptr, std::nullopt};
   }
   return unsupported(
       "tensor '{}' has rows of {} numbers with a scale for {} columns: fp8 is read where both are "
@@ -199,11 +240,21 @@ Result<Plan> plan_int8(const WeightReader& reader, const TensorSource& weight,
   FRESHET_ASSIGN_OR_RETURN(const Picked p, pick(weight, scales, {0, 0}, count, rows, cols));
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* zeros, zeros_of(reader, weight, scales));
   const bool bitsandbytes = scales.name == bitsandbytes_scale(weight.name);
-  const bool keeps = bitsandbytes || leaves_activations(reader.config());
+  std::optional<Rows::Outliers> outliers;
+  if (count == 1) {
+    FRESHET_ASSIGN_OR_RETURN(outliers, outliers_of(reader, weight, rows, cols));
+  }
+  const bool keeps = !outliers && (bitsandbytes || leaves_activations(reader.config()));
   if (!keeps && zeros == nullptr && p.cols == cols) {
-    if (cols <= quant::INT8::kMostCols) return Plan{Format::kINT8, p};
+    if (cols <= quant::INT8::kMostCols) return Plan{Format::kINT8, p, nullptr, std::move(outliers)};
     return unsupported("tensor '{}': sums of {} products of int8 may not fit 32 bits: at most {}",
                        weight.name, cols, quant::INT8::kMostCols);
+  }
+  if (outliers) {
+    return unsupported(
+        "tensor '{}' has outlier columns, for which it needs one scale a row and no "
+        "zero points",
+        weight.name);
   }
   if (cols % 32 != 0 || p.cols % 32 != 0) {
     return unsupported(
@@ -212,7 +263,7 @@ Result<Plan> plan_int8(const WeightReader& reader, const TensorSource& weight,
         weight.name, cols, p.cols);
   }
   const bool wide = cols % 128 == 0 && p.cols % 128 == 0;
-  return Plan{wide ? Format::kInt8G128 : Format::kInt8G32, p, zeros};
+  return Plan{wide ? Format::kInt8G128 : Format::kInt8G32, p, zeros, std::nullopt};
 }
 
 Result<std::vector<float>> scale_values(const WeightReader& reader, const TensorSource& weight,
@@ -229,14 +280,48 @@ Result<std::vector<float>> scale_values(const WeightReader& reader, const Tensor
   return all;
 }
 
+// The rows as F32, for what has no products in two parts.
+Result<Rows> joined_rows(const Rows& apart) {
+  Rows out;
+  out.cols = apart.cols;
+  const size_t stride = static_cast<size_t>(apart.cols) * sizeof(float);
+  FRESHET_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(apart.rows.size() * stride));
+  for (size_t r = 0; r < apart.rows.size(); ++r) {
+    uint8_t* const to = buffer.data() + r * stride;
+    apart.decode(r, reinterpret_cast<float*>(to));
+    out.rows.push_back(to);
+  }
+  out.owned.push_back(std::move(buffer));
+  return out;
+}
+
 }  // namespace
 
+int64_t split_cols(const loader::Checkpoint& checkpoint) {
+  constexpr std::string_view kList = ".outlier_columns";
+  int64_t most = 0;
+  for (const TensorSource& t : checkpoint.tensors()) {
+    if (!t.name.ends_with(kList) || t.elements() == 0) continue;
+    const std::string stem = t.name.substr(0, t.name.size() - kList.size());
+    const TensorSource* weight = checkpoint.find(stem + ".weight");
+    if (weight != nullptr && weight->shape.size() == 2)
+      most = std::max(most, weight->shape[1] + t.elements());
+  }
+  return most;
+}
+
 std::string bitsandbytes_scale(std::string_view weight) {
-  return std::string(weight.substr(0, weight.rfind('.') + 1)) + "SCB";
+  return sibling_name(weight, "SCB");
+}
+std::string outlier_columns_of(std::string_view weight) {
+  return sibling_name(weight, "outlier_columns");
+}
+std::string outlier_weight_of(std::string_view weight) {
+  return sibling_name(weight, "outlier_weight");
 }
 
 Result<Rows> scaled_rows(const WeightReader& reader, const TensorSource& weight, int64_t index,
-                         int64_t count, int64_t rows, int64_t cols) {
+                         int64_t count, int64_t rows, int64_t cols, Inputs inputs) {
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* scales, scales_of(reader, weight));
   FRESHET_ASSIGN_OR_RETURN(Plan plan, (weight.dtype == "I8" ? plan_int8 : plan_fp8)(
                                           reader, weight, *scales, count, rows, cols));
@@ -247,7 +332,12 @@ Result<Rows> scaled_rows(const WeightReader& reader, const TensorSource& weight,
   const bool halves =
       std::ranges::all_of(all, [](float v) { return f16_to_f32(f32_to_f16(v)) == v; });
   if (groups && plan.zeros == nullptr && halves) plan.format = Format::kQ8_0;
-  if (reader.shapes_suffice()) return Rows::shape(plan.format, rows, cols);
+  const bool joins = inputs == Inputs::kInOrder && plan.outliers && !plan.outliers->columns.empty();
+  if (reader.shapes_suffice()) {
+    Rows out = Rows::shape(joins ? Format::kF32 : plan.format, rows, cols);
+    if (plan.outliers && !joins) out.outliers = std::move(*plan.outliers);
+    return out;
+  }
   const float* of_matrix = all.data() + index * p.count;
   Rows out;
   out.format = plan.format;
@@ -283,6 +373,8 @@ Result<Rows> scaled_rows(const WeightReader& reader, const TensorSource& weight,
     }
   }
   out.owned.push_back(std::move(buffer));
+  if (plan.outliers) out.outliers = std::move(*plan.outliers);
+  if (joins) return joined_rows(out);
   return out;
 }
 

@@ -6,8 +6,10 @@
 // Numbers are multiplied by their scale; scales of type U8 or F8_E8M0 are powers of two. The shape
 // tells what a scale is for: the whole matrix, a row, a group of a row's columns, or for FP8 a
 // block of rows and columns, whose size is in quantization_config (128 by 128 if it is not). INT8
-// may have zero points. Scales of activations are not read: activations are quantised dynamically
-// or not at all. Pure.
+// may have zero points. Beside an X.weight of INT8 there may be outlier columns, whose activations
+// are not rounded: X.outlier_columns, I32 [n] ascending, and their numbers X.outlier_weight [N, n]
+// in 16 bits; what X.weight holds there does not count. Scales of activations are not read:
+// activations are quantised dynamically or not at all. Pure.
 #pragma once
 
 #include <string>
@@ -27,6 +29,13 @@ std::string bitsandbytes_scale(std::string_view weight);
 
 // Matrix `index` of `count` matrices [rows, cols], which lie one after the other in `weight`.
 Result<Rows> scaled_rows(const WeightReader& reader, const loader::TensorSource& weight,
-                         int64_t index, int64_t count, int64_t rows, int64_t cols);
+                         int64_t index, int64_t count, int64_t rows, int64_t cols, Inputs inputs);
+
+// The most columns of a weight that has outlier columns, with these; 0: no weight has any.
+int64_t split_cols(const loader::Checkpoint& checkpoint);
+
+// The names of the outlier columns of a weight of 8 bits, and of their numbers.
+std::string outlier_columns_of(std::string_view weight);
+std::string outlier_weight_of(std::string_view weight);
 
 }  // namespace freshet::models

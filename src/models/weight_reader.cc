@@ -58,6 +58,17 @@ WeightReader::WeightReader(const loader::Checkpoint& checkpoint, const Architect
       names_(is_gguf_ ? WeightNames::gguf(architecture.gguf_names)
                       : WeightNames::safetensors(architecture.names)) {}
 
+void Rows::decode(size_t r, float* out) const {
+  std::vector<float> line;
+  float* const to = inputs.empty() ? out : (line.resize(static_cast<size_t>(cols)), line.data());
+  quant::info(format).decode(rows[r], to, cols);
+  for (size_t c = 0; c < line.size(); ++c) out[inputs[c]] = line[c];
+  if (outliers.columns.empty()) return;
+  line.resize(outliers.columns.size());
+  quant::info(outliers.format).decode(outliers.rows[r], line.data(), std::ssize(line));
+  for (size_t i = 0; i < line.size(); ++i) out[outliers.columns[i]] = line[i];
+}
+
 const TensorSource* find_tensor(const loader::Checkpoint& checkpoint, const std::string& name) {
   if (const TensorSource* found = checkpoint.find(name)) return found;
   if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf) return nullptr;
@@ -150,18 +161,18 @@ Result<Rows> WeightReader::rows(const TensorSource& source, int64_t rows, int64_
       layout == Layout::kRows ? std::vector{rows, cols} : std::vector{cols, rows};
   const bool flat = rows == 1 && source.shape == std::vector{cols};
   if (source.shape != wanted && !flat) return wrong_shape(source, wanted);
-  return rows_of(source, 0, 1, rows, cols, layout);
+  return rows_of(source, 0, 1, rows, cols, layout, inputs);
 }
 
 Result<Rows> WeightReader::rows_of(const TensorSource& source, int64_t index, int64_t count,
-                                   int64_t rows, int64_t cols, Layout layout) const {
+                                   int64_t rows, int64_t cols, Layout layout, Inputs inputs) const {
   if (count > 1 || source.shape.size() == 3) {
     const std::vector<int64_t> wanted =
         layout == Layout::kRows ? std::vector{count, rows, cols} : std::vector{count, cols, rows};
     if (source.shape != wanted) return wrong_shape(source, wanted);
   }
   if (has_scales(source.dtype) && layout == Layout::kRows) {
-    return scaled_rows(*this, source, index, count, rows, cols);
+    return scaled_rows(*this, source, index, count, rows, cols, inputs);
   }
   Rows out;
   if (!source.format) return unknown_type(source, config());
@@ -208,32 +219,43 @@ Result<std::vector<float>> WeightReader::values(const TensorSource& source, int6
   return out;
 }
 
-Status WeightReader::pack(ops::Weight& out, const std::string& name, const Rows& rows,
-                          std::span<const int64_t> order, ops::Use use) {
+Status WeightReader::pack_one(ops::Weight& out, const std::string& name, quant::Format format,
+                              int64_t cols, std::span<const uint8_t* const> rows, ops::Use use) {
   if (shapes_suffice()) {
-    const size_t count = order.empty() ? rows.rows.size() : order.size();
-    FRESHET_ASSIGN_OR_RETURN(
-        out, packed_->next(ops_, name, rows.format, static_cast<int64_t>(count), rows.cols));
-    out.inputs = rows.inputs;
+    FRESHET_ASSIGN_OR_RETURN(out, packed_->next(ops_, name, format, std::ssize(rows), cols));
     note(name, out);
     return {};
   }
-  std::vector<const uint8_t*> picked;
-  for (const int64_t r : order) picked.push_back(rows.rows[static_cast<size_t>(r)]);
-  const std::vector<const uint8_t*>& wanted = order.empty() ? rows.rows : picked;
   std::atomic<bool> finite = true;
   const auto check = [&](const uint8_t* row) {
-    if (!all_finite(rows.format, row, rows.cols)) finite = false;
+    if (!all_finite(format, row, cols)) finite = false;
   };
-  FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(rows.format, wanted, rows.cols, check, use));
+  FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(format, rows, cols, check, use));
   if (!finite) return invalid_argument("tensor '{}' holds a NaN or an infinity", name);
-  out.inputs = rows.inputs;
   note(name, out);
   if (copy_ != nullptr) {
     FRESHET_RETURN_IF_ERROR(copy_->add(name, out));
     out.packed = {};
   }
   return {};
+}
+
+Status WeightReader::pack(ops::Weight& out, const std::string& name, const Rows& rows,
+                          std::span<const int64_t> order, ops::Use use) {
+  const auto pick = [&](const std::vector<const uint8_t*>& all) {
+    if (order.empty()) return all;
+    std::vector<const uint8_t*> picked;
+    for (const int64_t r : order) picked.push_back(all[static_cast<size_t>(r)]);
+    return picked;
+  };
+  FRESHET_RETURN_IF_ERROR(pack_one(out, name, rows.format, rows.cols, pick(rows.rows), use));
+  out.inputs = rows.inputs;
+  const Rows::Outliers& outliers = rows.outliers;
+  if (outliers.columns.empty()) return {};
+  ops::Weight values;
+  FRESHET_RETURN_IF_ERROR(pack_one(values, name + ", outlier columns", outliers.format,
+                                   std::ssize(outliers.columns), pick(outliers.rows), use));
+  return ops_.set_outliers(out, outliers.columns, std::move(values));
 }
 
 void WeightReader::note(const std::string& name, ops::Weight& w) {

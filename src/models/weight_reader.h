@@ -25,15 +25,25 @@ struct Rows {
   std::vector<const uint8_t*> rows;
   std::vector<Buffer> owned;    // memory of rows that are not in the file
   std::vector<int32_t> inputs;  // as in ops::Weight
+  // Columns that have other numbers, in 16 bits, for ops::OutlierColumns.
+  struct Outliers {
+    std::vector<int32_t> columns;
+    quant::Format format = quant::Format::kBF16;
+    std::vector<const uint8_t*> rows;  // in the file
+  };
+  Outliers outliers;
 
   // Without contents, for a reader of weights that are packed already.
   static Rows shape(quant::Format format, int64_t rows, int64_t cols) {
-    return {format, cols, std::vector<const uint8_t*>(static_cast<size_t>(rows)), {}, {}};
+    return {format, cols, std::vector<const uint8_t*>(static_cast<size_t>(rows)), {}, {}, {}};
   }
+  // Decodes row r: the numbers that a product sees, in the order of `cols`.
+  void decode(size_t r, float* out) const;
 };
 
-enum class Layout { kRows, kTransposed };   // [out, in] or [in, out]
-enum class Inputs { kInOrder, kAnyOrder };  // whether Rows may have `inputs`
+enum class Layout { kRows, kTransposed };  // [out, in] or [in, out]
+// Whether Rows may have `inputs` and `outliers`.
+enum class Inputs { kInOrder, kAnyOrder };
 
 // A tensor by a name of Llama's kind, also where a base model or a multimodal one is saved under
 // fewer or more first names. nullptr: absent.
@@ -74,7 +84,8 @@ class WeightReader {
   Result<Rows> rows(const loader::TensorSource& source, int64_t rows, int64_t cols,
                     Layout layout = Layout::kRows, Inputs inputs = Inputs::kInOrder) const;
   Result<Rows> rows_of(const loader::TensorSource& source, int64_t index, int64_t count,
-                       int64_t rows, int64_t cols, Layout layout) const;
+                       int64_t rows, int64_t cols, Layout layout,
+                       Inputs inputs = Inputs::kInOrder) const;
   // All of a tensor as F32; `count` numbers.
   Result<std::vector<float>> values(const loader::TensorSource& source, int64_t count) const;
 
@@ -104,6 +115,8 @@ class WeightReader {
  private:
   const loader::TensorSource* find_stem(const std::string& name, std::string_view suffix) const;
   void note(const std::string& name, ops::Weight& weight);  // and tells it who it is
+  Status pack_one(ops::Weight& out, const std::string& name, quant::Format format, int64_t cols,
+                  std::span<const uint8_t* const> rows, ops::Use use);
 
   const loader::Checkpoint& checkpoint_;
   const Architecture& architecture_;

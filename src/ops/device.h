@@ -61,9 +61,17 @@ class Device : public Memory {
 
   virtual void embed(const Matrix& out, const Weight& table, std::span<const int32_t> ids,
                      float scale, int32_t offset) = 0;
+  // Weight::outliers do not count here, nor in fused operations: Ops splits such products.
   virtual void matmul(const Matrix& x, std::span<const Product> products) = 0;
   virtual void matmul_heads(const Matrix& x, std::span<const Weight> weights,
                             const Matrix& out) = 0;
+  // kept: x with zeros in these columns; apart: these columns alone. Both are in the device's
+  // scratch memory, for the GEMMs that follow.
+  virtual void split_columns(const Matrix& x, const OutlierColumns& outliers, Matrix& kept,
+                             Matrix& apart) = 0;
+  // sums += x^T x with the bits of the host's GEMM for Use::kExact. sums: [x.cols, x.cols],
+  // symmetric; x.cols and its stride are multiples of four.
+  virtual void add_moments(float* sums, const Matrix& x) = 0;
   virtual void norm(const Matrix& out, const Matrix& x, const Norm& norm) = 0;
   virtual void norm_heads(const Matrix& x, int heads, int head_dim, const Norm& norm,
                           bool weight_per_head) = 0;
@@ -96,10 +104,10 @@ class Device : public Memory {
   virtual bool samples(int64_t vocab) const = 0;
   virtual void sample(const Matrix& logits, std::span<const int32_t> words,
                       std::span<const int32_t> tokens, int32_t* ids) = 0;
-  // From here on, ids[i] is named[from[i]] (a sampled token) if from[i] >= 0. Both spans belong to
-  // the step.
+  // From here on, ids[i] is named[from[i]] (a sampled token) if from[i] >= 0, or what `map` says of
+  // it unless that is nullptr. Both spans belong to the step.
   virtual void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
-                        const int32_t* named) = 0;
+                        const int32_t* named, const int32_t* map) = 0;
   virtual void route(const Matrix& logits, const Routing& routing, int32_t* ids,
                      float* weights) = 0;
   // hooks: nullptr, or the hooks to call around each expert's projections.

@@ -84,7 +84,9 @@ void Ops::Impl::for_rows(int64_t rows, int64_t cols,
                     [&](int64_t i, int) { body(rows * i / pieces, rows * (i + 1) / pieces); });
 }
 
-size_t Ops::scratch_bytes(const ShapeLimits& l) const {
+size_t Ops::scratch_bytes(const ShapeLimits& limits) const {
+  ShapeLimits l = limits;
+  l.split_cols = std::max(l.split_cols, impl_->split_cols);
   if (Device* d = device()) return d->scratch_bytes(l);
   constexpr size_t kSlack = 1 << 18;      // rounding of parts to 64 bytes, and lists of calls
   constexpr int64_t kMostExperts = 1024;  // of one router
@@ -101,8 +103,9 @@ size_t Ops::scratch_bytes(const ShapeLimits& l) const {
   // Reordered inputs, for kernels that use them unencoded.
   const size_t picked = impl_->reference ? floats(l.tokens * l.max_cols) : 0;
   const size_t products =
-      picked + std::max(encoded(l.tokens, l.max_cols) + encoded(l.tokens, l.max_gated_cols),
-                        encoded(l.tokens * l.heads, l.max_head_dim));
+      picked + floats(l.tokens * l.split_cols) +
+      std::max(encoded(l.tokens, l.max_cols) + encoded(l.tokens, l.max_gated_cols),
+               encoded(l.tokens * l.heads, l.max_head_dim));
   const int64_t pairs = l.tokens * l.top_k;
   const size_t experts = floats(pairs * (3 * l.max_expert_ff + 2 * l.max_cols + 4)) +
                          encoded(pairs, std::max(l.max_cols, l.max_expert_ff)) +

@@ -97,6 +97,10 @@ class Ops {
   // wrong.
   Result<Weight> adopt(quant::Format format, int64_t rows, int64_t cols, Buffer packed);
 
+  // Gives a weight outlier columns: `values` is [weight.rows, columns] (see Weight::outliers). Call
+  // it before scratch_bytes(), whose result then has room for products in two parts.
+  Status set_outliers(Weight& weight, std::vector<int32_t> columns, Weight values);
+
   // out[t] = scale * table[ids[t] + offset], decoded. out: [tokens, cols]
   void embed(const Matrix& out, const Weight& table, std::span<const int32_t> ids, float scale,
              int32_t offset = 0);
@@ -177,7 +181,8 @@ class Ops {
   void sample(const Matrix& logits, std::span<const int32_t> words, std::span<const int32_t> tokens,
               int32_t* ids);
   // See Device::take_ids, note and await; only on devices.
-  void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from, const int32_t* named);
+  void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from, const int32_t* named,
+                const int32_t* map);
   void note(int which);
   void await(int which);
 
@@ -229,6 +234,9 @@ class Ops {
     int heads = 0;
     int max_head_dim = 0;
     int64_t max_context = 0;
+    // Widest input of a product in two parts, with its outlier columns. At least that of the
+    // weights that were given some already.
+    int64_t split_cols = 0;
   };
   size_t scratch_bytes(const ShapeLimits& limits) const;
   // Reserves at least this many bytes of scratch. It never shrinks, so several models may reserve
@@ -240,6 +248,8 @@ class Ops {
   struct Impl;
   explicit Ops(std::unique_ptr<Impl> impl);
   void run_matmul(const Matrix& x, std::span<const Product> products);
+  void run_split(const Matrix& x, std::span<const Product> products);
+  void run_whole(const Matrix& x, std::span<const Product> products);
   void bound_keys(const KvView& cache, const AttentionBatch& batch);
   void sum_values(const KvView& cache, const AttentionBatch& batch);
   void selected_tokens(const Matrix& out, const Matrix& q, const KvView& cache,

@@ -1,6 +1,8 @@
 // The default composition of fused operations out of single ones. It defines the result of each
 // group. It runs on the host, on a device that has no kernel for the group, and while projection
 // hooks are set. Gated MLPs are in ops_gated.cc, experts in ops_moe.cc.
+#include <algorithm>
+
 #include "ops/ops_impl.h"
 
 namespace freshet::ops {
@@ -26,7 +28,9 @@ void Ops::project(const Input& in, std::span<const Product> products) {
                       p.out.cols == p.weight->rows,
                   "project x [{}, {}], out [{}, {}]", in.x.rows, in.x.cols, p.out.rows, p.out.cols);
   }
-  if (Device* d = device(); d != nullptr && impl_->hooks == nullptr && d->project(in, products)) {
+  const auto whole = [](const Product& p) { return undivided(p); };
+  if (Device* d = device(); d != nullptr && impl_->hooks == nullptr &&
+                            std::ranges::all_of(products, whole) && d->project(in, products)) {
     return;
   }
   if (in.norm != nullptr) norm(in.normed, in.x, *in.norm);
@@ -36,7 +40,11 @@ void Ops::project(const Input& in, std::span<const Product> products) {
 void Ops::prepare(const Input& in, std::span<const Weight* const> readers) {
   FRESHET_CHECK(in.norm != nullptr, "prepare without a norm");
   if (in.x.rows == 0) return;
-  if (Device* d = device(); d != nullptr && d->prepare(in, readers)) return;
+  const auto whole = [](const Weight* w) { return w->outliers == nullptr; };
+  if (Device* d = device();
+      d != nullptr && std::ranges::all_of(readers, whole) && d->prepare(in, readers)) {
+    return;
+  }
   norm(in.normed, in.x, *in.norm);
 }
 
@@ -63,7 +71,10 @@ void Ops::heads(const Heads& h) {
 }
 
 void Ops::attend(const Attend& a) {
-  if (Device* d = device(); d != nullptr && impl_->hooks == nullptr && d->attend(a)) return;
+  if (Device* d = device();
+      d != nullptr && impl_->hooks == nullptr && undivided(a.o) && d->attend(a)) {
+    return;
+  }
   heads(a.heads);
   if (a.selections.empty()) {
     attention(a.out, a.heads.q.x, a.heads.cache, a.heads.batch, a.params);
@@ -76,7 +87,9 @@ void Ops::attend(const Attend& a) {
 
 void Ops::qkv_attention(const QkvAttention& layer) {
   if (layer.in.x.rows == 0) return;
-  if (Device* d = device(); d != nullptr && impl_->hooks == nullptr && d->qkv_attention(layer)) {
+  const bool whole = undivided(layer.q, layer.k, layer.v, layer.attend.o);
+  if (Device* d = device();
+      d != nullptr && impl_->hooks == nullptr && whole && d->qkv_attention(layer)) {
     return;
   }
   std::array<Product, 3> products;
@@ -91,7 +104,9 @@ void Ops::qkv_attention(const QkvAttention& layer) {
 
 void Ops::latent_attention(const LatentAttention& l) {
   if (l.in.x.rows == 0) return;
-  if (Device* d = device(); d != nullptr && impl_->hooks == nullptr && d->latent_attention(l)) {
+  const bool whole = undivided(l.q_down, l.q, l.kv_down, l.o);
+  if (Device* d = device();
+      d != nullptr && impl_->hooks == nullptr && whole && d->latent_attention(l)) {
     return;
   }
   const bool attends = l.absorbed.data != nullptr;

@@ -81,7 +81,7 @@ void Ops::gated(const GatedMlp& mlp) {
                 gate.weight->rows, gate.weight->cols, up.weight->rows, up.weight->cols,
                 down.weight->rows, down.weight->cols);
   if (x.rows == 0) return;
-  if (impl_->hooks == nullptr) {
+  if (impl_->hooks == nullptr && undivided(gate, up, down)) {
     Device* const d = device();
     if (d != nullptr ? d->gated(mlp) : run_gated_by_pieces(mlp)) return;
   }

@@ -45,6 +45,12 @@ struct SelectedBatch {
   void split(const AttentionBatch& batch, std::span<const BlockSelection> selections);
 };
 
+// Whether the products are in one part, or absent. A device's own operations take no others.
+template <class... P>
+bool undivided(const P&... products) {
+  return ((products.weight == nullptr || products.weight->outliers == nullptr) && ...);
+}
+
 struct Ops::Impl {
   ThreadPool& pool;
   Capabilities capabilities;
@@ -62,7 +68,8 @@ struct Ops::Impl {
   Pieces weights;                  // memory of the packed weights
   std::unique_ptr<Device> device;  // if set, everything else but the pool and the arena is empty
   ProjectionHooks* hooks = nullptr;
-  Buffer hook_room;  // an output before it is added to a residual
+  Buffer hook_room;        // an output before it is added to a residual
+  int64_t split_cols = 0;  // as in ShapeLimits
 
   Impl(ThreadPool& p, const Capabilities& c) : pool(p), capabilities(c) {}
 

@@ -194,6 +194,11 @@ class alignas(64) Share {
 };
 static_assert(alignof(Share) <= 64, "an arena's pieces are aligned to 64");
 
+bool same_outliers(const Product& a, const Product& b) {
+  const OutlierColumns *const x = a.weight->outliers.get(), *const y = b.weight->outliers.get();
+  return x == y || (x != nullptr && y != nullptr && x->columns == y->columns);
+}
+
 }  // namespace
 
 Result<Weight> Ops::pack(quant::Format format, std::span<const uint8_t* const> rows, int64_t cols,
@@ -253,6 +258,24 @@ Result<Weight> Ops::adopt(quant::Format format, int64_t rows, int64_t cols, Buff
   }
   w.packed = std::move(packed);
   return w;
+}
+
+Status Ops::set_outliers(Weight& weight, std::vector<int32_t> columns, Weight values) {
+  FRESHET_CHECK(!columns.empty() && values.rows == weight.rows &&
+                    values.cols == std::ssize(columns) && columns.back() < weight.cols,
+                "{} outlier columns of [{}, {}], values [{}, {}]", columns.size(), weight.rows,
+                weight.cols, values.rows, values.cols);
+  auto outliers = std::make_shared<OutlierColumns>();
+  if (Device* d = device()) {
+    const size_t bytes = columns.size() * sizeof(int32_t);
+    FRESHET_ASSIGN_OR_RETURN(outliers->list, Buffer::allocate(bytes, d));
+    FRESHET_RETURN_IF_ERROR(d->write(outliers->list.data(), columns.data(), bytes));
+  }
+  impl_->split_cols = std::max(impl_->split_cols, weight.cols + std::ssize(columns));
+  outliers->columns = std::move(columns);
+  outliers->values = std::move(values);
+  weight.outliers = std::move(outliers);
+  return {};
 }
 
 size_t Ops::Impl::encoded_bytes(ActKind kind, int64_t rows, int64_t cols) const {
@@ -384,10 +407,51 @@ void Ops::matmul(const Matrix& x, std::span<const Product> products) {
   });
 }
 
+// Products in two parts run together with the neighbours that have the same outlier columns.
 void Ops::run_matmul(const Matrix& x, std::span<const Product> products) {
+  for (const Product& p : products) FRESHET_CHECK(p.weight != nullptr, "matmul without a weight");
+  while (!products.empty()) {
+    const auto differs = [&](const Product& p) { return !same_outliers(p, products.front()); };
+    const auto end = std::find_if(products.begin(), products.end(), differs);
+    const std::span<const Product> run(products.begin(), end);
+    (run.front().weight->outliers != nullptr ? run_split(x, run) : run_whole(x, run));
+    products = products.subspan(run.size());
+  }
+}
+
+void Ops::run_split(const Matrix& x, std::span<const Product> products) {
+  const OutlierColumns& outliers = *products.front().weight->outliers;
+  const auto count = std::ssize(outliers.columns);
+  Impl& m = *impl_;
+  const size_t mark = m.arena.mark();
+  Matrix kept, apart;
+  if (Device* d = device()) {
+    d->split_columns(x, outliers, kept, apart);
+  } else {
+    kept = m.arena.matrix(x.rows, x.cols);
+    apart = m.arena.matrix(x.rows, count);
+    m.for_rows(x.rows, x.cols, [&](int64_t first, int64_t last) {
+      for (int64_t t = first; t < last; ++t) {
+        std::copy_n(x.row(t), x.cols, kept.row(t));
+        for (int64_t i = 0; i < count; ++i) {
+          const int32_t c = outliers.columns[static_cast<size_t>(i)];
+          apart.row(t)[i] = x.row(t)[c];
+          kept.row(t)[c] = 0.0f;
+        }
+      }
+    });
+  }
+  run_whole(kept, products);
+  for (const Product& p : products) {
+    const Product second{&p.weight->outliers->values, p.out, nullptr, p.scale, true};
+    run_whole(apart, {&second, 1});
+  }
+  m.arena.rewind(mark);
+}
+
+void Ops::run_whole(const Matrix& x, std::span<const Product> products) {
   if (Device* d = device()) {
     for (const Product& p : products) {
-      FRESHET_CHECK(p.weight != nullptr, "matmul without a weight");
       FRESHET_CHECK(
           x.cols == p.weight->cols && p.out.rows == x.rows && p.out.cols == p.weight->rows, "{}",
           describe(x, *p.weight, p.out));
@@ -395,11 +459,11 @@ void Ops::run_matmul(const Matrix& x, std::span<const Product> products) {
     return d->matmul(x, products);
   }
   for (const Product& p : products) {
-    FRESHET_CHECK(p.weight != nullptr && p.weight->kernel != nullptr, "matmul without a weight");
+    FRESHET_CHECK(p.weight->kernel != nullptr, "matmul without a kernel");
   }
   const auto reordered = [](const Product& p) { return !p.weight->inputs.empty(); };
   if (products.size() > 1 && std::any_of(products.begin(), products.end(), reordered)) {
-    for (const Product& p : products) run_matmul(x, {&p, 1});
+    for (const Product& p : products) run_whole(x, {&p, 1});
     return;
   }
   Impl& m = *impl_;

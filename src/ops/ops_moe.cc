@@ -160,7 +160,10 @@ void Ops::moe(const Matrix& out, const Matrix& x, const int32_t* ids, const floa
 
 void Ops::moe_block(const MoeBlock& b) {
   if (b.in.x.rows == 0) return;
-  if (Device* d = device(); d != nullptr && impl_->hooks == nullptr && d->moe_block(b)) return;
+  const bool whole = undivided(b.router, b.shared.gate, b.shared.up, b.shared.down, b.shared_gate);
+  if (Device* d = device(); d != nullptr && impl_->hooks == nullptr && whole && d->moe_block(b)) {
+    return;
+  }
   project(b.in, {&b.router, 1});
   route(b.router.out, b.routing, b.ids, b.weights);
   moe(b.out, b.in.rows(), b.ids, b.weights, b.routing.top_k, b.experts, b.add);

@@ -241,10 +241,10 @@ void Ops::sample(const Matrix& logits, std::span<const int32_t> words,
 }
 
 void Ops::take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
-                   const int32_t* named) {
+                   const int32_t* named, const int32_t* map) {
   FRESHET_CHECK(device() != nullptr && ids.size() == from.size(), "take_ids {} from {}", ids.size(),
                 from.size());
-  if (!ids.empty()) device()->take_ids(ids, from, named);
+  if (!ids.empty()) device()->take_ids(ids, from, named, map);
 }
 void Ops::note(int which) {
   device()->note(which);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ inline constexpr int kPackedVersion = 1;
 // the usual kernel splits F32 weights.
 enum class Use : uint8_t { kProducts, kExperts, kTable, kExact };
 
+struct OutlierColumns;
+
 struct Weight {
   quant::Format format = quant::Format::kF32;
   int64_t rows = 0;
@@ -39,8 +42,21 @@ struct Weight {
   // index in Model::weights(). Not set if no model holds the weight.
   std::string name;
   int32_t id = -1;
+  // Columns that are multiplied apart, in 16 bits; nullptr: none. Only Ops::matmul() and what is
+  // composed of it take such a weight.
+  std::shared_ptr<const OutlierColumns> outliers;
 
   bool empty() const { return rows == 0; }
+};
+
+// Columns whose inputs are too large to be rounded together with the others (LLM.int8,
+// arXiv:2208.07339). A product with the weight has two parts: the whole matrix times the input with
+// zeros in these columns, then `values` times these columns of the input, added to the first part.
+// The columns are fixed when the weight is made, so that a row's result doesn't depend on others.
+struct OutlierColumns {
+  std::vector<int32_t> columns;  // ascending; at least one
+  Buffer list;                   // the same in the device's memory; empty on the host
+  Weight values;                 // [rows, columns]
 };
 
 }  // namespace freshet::ops

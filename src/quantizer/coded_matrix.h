@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,10 @@ struct Scheme {
   ScaleType scale = ScaleType::kF16;
   Activations activations = Activations::kNone;
   bool double_quantised = false;  // NF4's absmax
+  // Columns whose inputs reach this magnitude in calibration are outliers, kept in 16 bits; 0:
+  // none.
+  float outlier_threshold = 0.0f;
+  ScaleType outlier_type = ScaleType::kBF16;  // or kF16
 };
 
 // Scales of 4-bit tables in bitsandbytes' second quantisation: scale i is
@@ -50,6 +55,12 @@ struct DoubleScales {
   std::vector<uint8_t> codes;
   std::vector<float> absmax;
   float offset = 0.0f;
+};
+
+// Columns of a matrix that are not quantised (Scheme::outlier_threshold).
+struct OutlierNumbers {
+  std::vector<int32_t> columns;  // ascending
+  std::vector<float> values;     // [rows, columns], exactly those that are stored
 };
 
 struct CodedMatrix {  // one linear layer
@@ -67,6 +78,9 @@ struct CodedMatrix {  // one linear layer
   // How `scales` are stored if Scheme::double_quantised; Container::settle sets it where the
   // method did not.
   DoubleScales double_scales;
+  // What takes the place of some columns; their codes are for readers that do not know it. nullopt:
+  // calibration knows no inputs of the matrix.
+  std::optional<OutlierNumbers> outliers;
 };
 
 }  // namespace freshet::quantizer

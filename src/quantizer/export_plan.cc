@@ -1,5 +1,6 @@
 #include "quantizer/export_plan.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "quantizer/gguf_hyperparameters.h"

@@ -28,6 +28,7 @@ json::Value record_of(const QuantizedLinear& l) {
   o["damping"] = static_cast<double>(l.report.damping);
   o["dead_columns"] = l.report.dead_columns;
   o["note"] = l.report.note;
+  o["outlier_columns"] = l.outlier_columns;
   return json::Value(std::move(o));
 }
 
@@ -45,6 +46,7 @@ QuantizedLinear linear_of(const json::Value& v) {
   l.report.damping = static_cast<float>(v.get_double("damping", 0));
   l.report.dead_columns = v.get_int("dead_columns", 0);
   l.report.note = v.get_string("note", "");
+  l.outlier_columns = v.get_int("outlier_columns", 0);
   return l;
 }
 
@@ -96,6 +98,8 @@ std::string QuantizeJob::key() const {
       options_.recipe != nullptr ? std::string(options_.recipe->name()) : options_.scheme.name;
   key["container"] = options_.container != nullptr ? options_.container->name : "gguf";
   key["group"] = options_.scheme.group;
+  if (options_.scheme.outlier_threshold > 0.0f)
+    key["outlier_threshold"] = static_cast<double>(options_.scheme.outlier_threshold);
   key["calibration"] = options_.calibration.hash;
   json::Array ignore;
   for (const std::string& pattern : options_.ignore) ignore.emplace_back(pattern);
@@ -254,7 +258,7 @@ bool QuantizeJob::has_kv_scales(const models::Part& part) const {
 }
 
 bool QuantizeJob::reads_text() const {
-  const bool ranges = options_.container != nullptr && needs_input_scale(options_.scheme);
+  const bool ranges = options_.container != nullptr && needs_inputs(options_.scheme);
   return (options_.method.needs_text() || ranges || options_.kv_scales) &&
          !options_.calibration.windows.empty();
 }
@@ -268,6 +272,7 @@ Status QuantizeJob::run_parts() {
     o.memory = options_.memory;
     o.folder = results_->folder();
     o.stop = [this] { return stopped(fraction_); };
+    o.device = options_.device;
     FRESHET_ASSIGN_OR_RETURN(
         runner_, PartRunner::create(working_.compute(), working_.checkpoint(), working_.model(),
                                     options_.calibration.windows, o));
@@ -293,7 +298,8 @@ Status QuantizeJob::run_part(int index, bool streams_needed) {
     FRESHET_RETURN_IF_ERROR(restore_part(index, linears, streams_needed));
   } else {
     FRESHET_RETURN_IF_ERROR(quantise_part(index, part, linears));
-    if (in_passes_ && streams_needed) {
+    // Only now, when second moments are gone, the numbers take memory in 16 bits.
+    if (streams_needed) {
       FRESHET_ASSIGN_OR_RETURN(const PartResults::Part done, results_->read(index));
       FRESHET_RETURN_IF_ERROR(apply_part(done, linears));
     }

@@ -47,6 +47,7 @@ struct QuantizeOptions {
   CalibrationText calibration;       // read if the method needs it
   const Imatrix* imatrix = nullptr;  // given statistics, by GGUF names
   size_t memory = size_t{1} << 30;   // of activations; beyond that they are on disk
+  ops::Device* device = nullptr;     // sums up second moments, with the processor's bits
   bool force = false;                // replaces the output if it exists
   std::string name;                  // of the model, in a GGUF file
   std::string producer;              // "freshet 0.1.0"
@@ -64,6 +65,7 @@ struct QuantizedLinear {
   std::string format;
   int64_t rows = 0, cols = 0;
   int64_t tokens = 0;  // that its statistics are from; 0: none
+  int64_t outlier_columns = 0;
   LinearReport report;
 };
 

@@ -130,7 +130,7 @@ class QuantizeJob {
   std::vector<std::unique_ptr<InputStats>> pooled_;  // of the experts of the part
   std::vector<InputStats> given_stats_;              // of the part
   std::vector<std::string> changed_;                 // tensors of the part besides its matrices
-  bool in_passes_ = false;  // the part: its matrices are replaced when all of them are done
+  bool in_passes_ = false;                           // the part: its experts have moments by turns
   std::map<models::Role, float> input_max_;  // of the part: the largest input of each kind of layer
   double fraction_ = 0.0;
   QuantizeReport report_;

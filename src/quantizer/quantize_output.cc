@@ -108,6 +108,12 @@ json::Object QuantizeJob::provenance() const {
     o["calibration_windows"] = options_.calibration.windows.size();
   }
   if (options_.kv_scales) o["kv_cache_scheme"] = "fp8";
+  if (options_.container != nullptr && options_.scheme.outlier_threshold > 0.0f) {
+    int64_t columns = 0;
+    for (const QuantizedLinear& l : report_.linears) columns += l.outlier_columns;
+    o["outlier_threshold"] = static_cast<double>(options_.scheme.outlier_threshold);
+    o["outlier_columns"] = columns;
+  }
   o["mean_relative_error"] = report_.mean_relative_error;
   return o;
 }

@@ -46,6 +46,24 @@ float input_scale(const Scheme& scheme, float most) {
   return most > 0.0f ? most / range : 1.0f;
 }
 
+// The columns whose inputs are outliers; nullopt: the inputs are not known.
+std::optional<std::vector<int32_t>> outlier_columns(const Scheme& scheme, const InputStats* stats,
+                                                    int expert) {
+  // Experts' products have one part.
+  if (scheme.outlier_threshold <= 0.0f || stats == nullptr || stats->max_abs.empty() || expert >= 0)
+    return std::nullopt;
+  std::vector<int32_t> out;
+  for (size_t c = 0; c < stats->max_abs.size(); ++c) {
+    if (stats->max_abs[c] >= scheme.outlier_threshold) out.push_back(static_cast<int32_t>(c));
+  }
+  return out;
+}
+
+int64_t count_outliers(const QuantisedMatrix& matrix) {
+  const auto* coded = std::get_if<CodedMatrix>(&matrix);
+  return coded == nullptr || !coded->outliers ? 0 : std::ssize(coded->outliers->columns);
+}
+
 }  // namespace
 
 std::string stored_name(const LinearTensor& t, const Target& target) {
@@ -75,6 +93,11 @@ void store_matrix(const std::string& name, const QuantisedMatrix& matrix,
     rest.push_back(d.offset);
     out.push_back(stored_array(name + "|scale_numbers", "F32", {std::ssize(rest)}, rest));
   }
+  if (m.outliers) {
+    const auto& [columns, values] = *m.outliers;
+    out.push_back(stored_array(name + "|outlier_columns", "I32", {std::ssize(columns)}, columns));
+    out.push_back(stored_array(name + "|outliers", "F32", {std::ssize(values)}, values));
+  }
   if (!m.group_of_column.empty()) {
     out.push_back(
         stored_array(name + "|groups", "I32", {std::ssize(m.group_of_column)}, m.group_of_column));
@@ -96,6 +119,10 @@ Result<QuantisedMatrix> load_matrix(const std::string& name, const LinearTensor&
   m.scales = array_of<float>(file, name + "|scales");
   m.zeros = array_of<uint8_t>(file, name + "|zeros");
   m.group_of_column = array_of<int32_t>(file, name + "|groups");
+  if (file.find(name + "|outlier_columns") != nullptr) {
+    m.outliers = {array_of<int32_t>(file, name + "|outlier_columns"),
+                  array_of<float>(file, name + "|outliers")};
+  }
   const auto numbers = array_of<float>(file, name + "|numbers");
   m.double_scales.codes = array_of<uint8_t>(file, name + "|scale_codes");
   m.double_scales.absmax = array_of<float>(file, name + "|scale_numbers");
@@ -277,11 +304,18 @@ Status QuantizeJob::quantise_matrix(Work& w, const Inputs& inputs, const InputSt
   }
   method.tensor_max = w.tensor_max;
   for (const Target& target : w.targets) {
+    const auto* scheme = std::get_if<Scheme>(&target);
+    auto columns =
+        scheme == nullptr ? std::nullopt : outlier_columns(*scheme, stats, w.tensor.expert);
+    std::optional<OutlierNumbers> outliers;
+    if (columns) {
+      outliers = take_columns(numbers.data(), w.tensor.rows, w.tensor.cols, std::move(*columns),
+                              scheme->outlier_type);
+    }
     auto quantised =
         quantise_linear(numbers.data(), w.tensor.rows, w.tensor.cols, target, inputs, method, pool);
     if (!quantised.ok()) return quantised.status().with_context(w.tensor.source->name);
     Quantised& q = *quantised;
-    const auto* scheme = std::get_if<Scheme>(&target);
     if (scheme != nullptr) {
       auto& matrix = std::get<CodedMatrix>(q.matrix);
       if (needs_input_scale(*scheme)) {
@@ -291,8 +325,10 @@ Status QuantizeJob::quantise_matrix(Work& w, const Inputs& inputs, const InputSt
         matrix.input_scale = input_scale(*scheme, most);
       }
       FRESHET_RETURN_IF_ERROR(options_.container->settle(matrix, *scheme));
+      if (outliers) give_columns(matrix, *scheme, std::move(*outliers));
     }
     QuantizedLinear line;
+    line.outlier_columns = count_outliers(q.matrix);
     line.tensor = w.tensor.source->name;
     line.expert = w.tensor.expert;
     line.format = scheme != nullptr
@@ -305,10 +341,6 @@ Status QuantizeJob::quantise_matrix(Work& w, const Inputs& inputs, const InputSt
     if (line.report.note.empty()) line.report.note = w.note;
     w.lines.push_back(std::move(line));
     store_matrix(stored_name(w.tensor, target), q.matrix, stored);
-    if (&target == &w.targets.back() && !in_passes_) {
-      numbers = {};
-      FRESHET_RETURN_IF_ERROR(working_.write(w.tensor, dequantise(q.matrix, scheme)));
-    }
   }
   return {};
 }

@@ -92,6 +92,7 @@ Result<WorkingModel::Changed*> WorkingModel::change(const std::string& name) {
   Changed changed{*source, {}};
   FRESHET_ASSIGN_OR_RETURN(changed.values, Buffer::allocate(source->bytes));
   std::memcpy(changed.values.data(), source->data, source->bytes);
+  if (source->file != nullptr) source->file->release(source->file_offset, source->bytes);
   TensorSource now = *source;
   now.data = changed.values.data();
   now.file = nullptr;
@@ -144,18 +145,9 @@ void WorkingModel::restore(const std::string& name) {
 }
 
 std::vector<float> decode_rows(const models::Rows& rows, ThreadPool& pool) {
-  const int64_t cols = rows.cols;
-  std::vector<float> out(rows.rows.size() * static_cast<size_t>(cols));
-  const quant::FormatInfo& info = quant::info(rows.format);
+  std::vector<float> out(rows.rows.size() * static_cast<size_t>(rows.cols));
   pool.parallel_for(std::ssize(rows.rows), [&](int64_t r, int) {
-    float* to = out.data() + r * cols;
-    if (rows.inputs.empty()) {
-      info.decode(rows.rows[static_cast<size_t>(r)], to, cols);
-      return;
-    }
-    std::vector<float> line(static_cast<size_t>(cols));
-    info.decode(rows.rows[static_cast<size_t>(r)], line.data(), cols);
-    for (size_t c = 0; c < line.size(); ++c) to[rows.inputs[c]] = line[c];
+    rows.decode(static_cast<size_t>(r), out.data() + r * rows.cols);
   });
   return out;
 }

@@ -277,6 +277,7 @@ void Scheduler::preempt(Sequence& s, Step& step) {
   const bool awaits = s.awaits_token();
   if (offload_) offload_->swap_out(s);
   s.tier.looked = false;
+  s.request->prepared = false;
   stop_running(s);
   ++stats_.preemptions;
   ++s.request->preemptions;
@@ -300,6 +301,26 @@ Sequence* Scheduler::candidate(bool fresh_allowed) const {
   return fresh->request->priority < resumed->request->priority && fresh->rank < resumed->rank
              ? fresh
              : resumed;
+}
+
+const Sequence* Scheduler::next_unready() const {
+  Sequence* const resumed = resumed_.empty() ? nullptr : *resumed_.begin();
+  for (const Sequence* s : {resumed, queue_.next(now_)}) {
+    if (s != nullptr && !s->request->ready()) return s;
+  }
+  return nullptr;
+}
+
+void Scheduler::set_ready(RequestId request) {
+  requests_.at(request)->prepared = true;
+}
+
+int32_t Scheduler::cached_prefix(const Sequence& s) const {
+  return cache_.cached(s.request->salt, may_be_cached(s));
+}
+
+bool Scheduler::has_encoder_output(const Request& r) const {
+  return r.encoder_tokens > 0 && (r.encoded || encoders_.has(r.encoder_key));
 }
 
 // Whether the blocks suffice for all known tokens of the sequence and of the running ones. A small
@@ -389,11 +410,12 @@ WaitReason Scheduler::obstacle(Sequence& s) {
   return fits ? WaitReason::kNone : WaitReason::kBlocks;
 }
 
-// Preempts running sequences for a waiting one with a strictly better priority.
+// Preempts running sequences for a waiting one with a strictly better priority. They would keep the
+// blocks of their encoders' outputs: if it lacks those, it waits for a request to end.
 void Scheduler::make_way(Step& step) {
   if (running_.empty()) return;
   Sequence* next = candidate(grant_.requests > 0);
-  if (next == nullptr) return;
+  if (next == nullptr || !next->request->ready() || !has_encoder_blocks(*next->request)) return;
   while (!running_.empty()) {
     Sequence* worst = *running_.rbegin();
     if (worst->request->priority <= next->request->priority || worst->rank < next->rank) return;
@@ -414,6 +436,8 @@ void Scheduler::admit(Step& step, Budget& budget) {
     WaitReason lacks = WaitReason::kBatchPolicy;
     if (s == nullptr)
       s = queue_.next(now_);  // there may be one that the policy holds back
+    else if (!s->request->ready())
+      lacks = WaitReason::kEncoder;
     else if (s->started || grant_unused_ || s->prompt_tokens <= grant_.tokens)
       lacks = start_load(*s) ? WaitReason::kNone : start(*s, step, budget);
     if (s == nullptr) return;
@@ -453,7 +477,7 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
     return lacks;
   }
   dequeue(s);
-  step.items.back().encodes = !encoded && s.request->encoder_tokens > 0;
+  if (!encoded && s.request->encoder_tokens > 0) begin_encoded(*s.request, step.items.back());
   s.request->encoded = true;
   cache_.used(s.blocks, cached);
   if (offload_) offload_->forget(s);
@@ -473,6 +497,18 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
   running_.insert(&s);
   slots_taken_ += slots(s);
   return WaitReason::kNone;
+}
+
+// The request's first start: its item runs the encoder unless the cache has the output. An output
+// that another item of this step makes is there, too: encoders run before all tokens of a step.
+void Scheduler::begin_encoded(Request& r, StepItem& item) {
+  item.encodes = !r.encoder_found;
+  ++stats_.encoder_queries;
+  if (r.encoder_found) {
+    ++stats_.encoder_hits;
+  } else {
+    encoders_.keep(r.encoder_key, r.encoder_blocks);
+  }
 }
 
 }  // namespace freshet::scheduler

@@ -23,6 +23,8 @@ const char* name_of(WaitReason reason) {
       return "preempted";
     case WaitReason::kKvLoad:
       return "kv load";
+    case WaitReason::kEncoder:
+      return "encoder";
     case WaitReason::kCount:
       break;
   }
@@ -35,6 +37,11 @@ int32_t blocks_of(int32_t encoder_tokens) {
   return (encoder_tokens + kv_cache::kBlockTokens - 1) / kv_cache::kBlockTokens;
 }
 
+// Salts may hold any byte: their length keeps them apart from contents.
+std::string encoder_key_of(const std::string& content, const std::string& salt) {
+  return content.empty() ? "" : std::to_string(salt.size()) + ':' + salt + content;
+}
+
 }  // namespace
 
 // ---- life of requests ------------------------------------------------------------------------
@@ -43,7 +50,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, kv_cache::BlockCache& cach
                      std::unique_ptr<BatchingPolicy> policy)
     : options_(options),
       cache_(cache),
-      encoder_pool_(options.encoder_blocks),
+      encoders_(options.encoder_blocks, options.share_encoders),
       policy_(std::move(policy)),
       queue_(options.ageing_us, options.fair_share) {
   // Initial guess of output lengths: 16 to 1,024 tokens.
@@ -111,9 +118,9 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
                               queue_.prompt_tokens(), options_.max_queued_tokens);
   }
   const int32_t encoder_blocks = blocks_of(request.encoder_tokens);
-  if (encoder_blocks > encoder_pool_.size()) {
+  if (encoder_blocks > encoders_.size()) {
     return invalid_argument("the encoder's output needs {} cache blocks; there are {}",
-                            encoder_blocks, encoder_pool_.size());
+                            encoder_blocks, encoders_.size());
   }
   FRESHET_RETURN_IF_ERROR(fits_pools(request));
   FRESHET_CHECK(!requests_.contains(request.id), "request {} was added twice", request.id);
@@ -124,6 +131,8 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   r->tenant = request.tenant;
   r->salt = std::move(request.salt);
   r->encoder_tokens = request.encoder_tokens;
+  r->encoder_key = encoder_key_of(request.encoder_content, r->salt);
+  r->prepares = request.prepares;
   r->arrival = now_;
   r->deadline = request.deadline;
   r->eviction = std::move(request.eviction);
@@ -200,21 +209,22 @@ void Scheduler::dequeue(Sequence& s) {
 
 // Whether the request has its blocks for the encoder's output, or could take them.
 bool Scheduler::has_encoder_blocks(const Request& r) const {
-  return !r.encoder_blocks.empty() || blocks_of(r.encoder_tokens) <= encoder_pool_.free();
+  return !r.encoder_blocks.empty() || encoders_.fits(r.encoder_key, blocks_of(r.encoder_tokens));
 }
 
 // All or nothing. A request keeps its blocks while it is preempted: those that wait have none, so
 // the best-ranked request always goes on.
 bool Scheduler::take_encoder_blocks(Request& r) {
-  if (!has_encoder_blocks(r)) return false;
-  const int32_t blocks = r.encoder_blocks.empty() ? blocks_of(r.encoder_tokens) : 0;
-  for (int32_t i = 0; i < blocks; ++i) r.encoder_blocks.push_back(encoder_pool_.take());
+  if (r.encoder_tokens == 0 || !r.encoder_blocks.empty()) return true;
+  auto taken = encoders_.take(r.encoder_key, blocks_of(r.encoder_tokens));
+  if (!taken) return false;
+  r.encoder_blocks = std::move(taken->blocks);
+  r.encoder_found = taken->found;
   return true;
 }
 
 void Scheduler::free_encoder_blocks(Request& r) {
-  for (const int32_t block : r.encoder_blocks) encoder_pool_.unref(block);
-  r.encoder_blocks.clear();
+  encoders_.release(r.encoder_key, r.encoder_blocks);
 }
 
 void Scheduler::stop_running(Sequence& s) {
@@ -482,6 +492,8 @@ SchedulerStats Scheduler::stats() const {
   s.loading = static_cast<int64_t>(loading_.size());
   s.queued_requests = queue_.size();
   s.queued_tokens = queue_.prompt_tokens();
+  if (encoders_.size() > 0)
+    s.encoder_usage = 1.0 - static_cast<double>(encoders_.available()) / encoders_.size();
   s.waiting = queue_.size() + static_cast<int32_t>(resumed_.size() + loading_.size());
   const auto head = sequences_.find(head_);
   const bool held = head != sequences_.end() && head->second->waits_for == WaitReason::kBatchPolicy;
@@ -518,12 +530,11 @@ Status Scheduler::check(std::span<const kv_cache::BlockTable* const> others) con
       tables.push_back(&branch.blocks);
     }
   }
-  int64_t encoder_blocks = 0;
-  for (const auto& [id, r] : requests_) encoder_blocks += std::ssize(r->encoder_blocks);
-  if (encoder_blocks != encoder_pool_.size() - encoder_pool_.free())
-    return internal_error("requests hold {} blocks of encoders, {} are taken", encoder_blocks,
-                          encoder_pool_.size() - encoder_pool_.free());
-  FRESHET_RETURN_IF_ERROR(encoder_pool_.check_conserved());
+  std::vector<int32_t> encoders(static_cast<size_t>(encoders_.size()), 0);
+  for (const auto& [id, r] : requests_) {
+    for (const int32_t block : r->encoder_blocks) ++encoders[static_cast<size_t>(block)];
+  }
+  FRESHET_RETURN_IF_ERROR(encoders_.check(encoders));
   for (const kv_cache::BlockTable& pinned : pins_) tables.push_back(&pinned);
   if (offload_) offload_->list_tables(tables);
   if (taken != slots_taken_)

@@ -31,6 +31,7 @@
 
 #include "base/status.h"
 #include "kv_cache/block_cache.h"
+#include "kv_cache/encoder_cache.h"
 #include "scheduler/batching_policy.h"
 #include "scheduler/offload.h"
 #include "scheduler/sequence.h"
@@ -45,6 +46,7 @@ struct SchedulerOptions {
   int32_t max_logit_rows = 256;  // rows of logits a step may ask for
   int32_t max_model_len = 0;     // most tokens of a sequence; its blocks must fit the pools
   int32_t encoder_blocks = 0;    // blocks for encoders' outputs, of all requests together
+  bool share_encoders = true;    // keep these outputs for later requests with the same input
   // > 0: every request evicts to hold at most this many slots, for which the pools must suffice.
   int32_t max_slots = 0;
   int32_t max_queued_requests = 0;  // 0: no limit
@@ -77,6 +79,9 @@ struct SchedulerStats {
   int64_t tier_hits = 0;          // of those, loaded; not part of cached_tokens
   int64_t branch_rows = 0;        // rows of branches of draft trees
   int64_t repeated_rows = 0;      // of those, rows that another path of the tree has too
+  int64_t encoder_queries = 0;    // requests that started with an encoder's input
+  int64_t encoder_hits = 0;       // of those, whose output was in the cache
+  double encoder_usage = 0.0;     // share of its blocks that requests hold
 };
 
 class Scheduler {
@@ -111,6 +116,13 @@ class Scheduler {
                  std::vector<std::vector<int32_t>> branches = {});
   // The running sequences that have one token to compute, all of them known: drafts may follow it.
   std::vector<SequenceId> decoding() const;
+  // The sequence that is next to start but for its request not being ready; nullptr: none.
+  const Sequence* next_unready() const;
+  void set_ready(RequestId request);
+  // What begin() of the cache would find for the sequence now, and whether the output of its
+  // request's encoder is there or will be with the next step.
+  int32_t cached_prefix(const Sequence& s) const;
+  bool has_encoder_output(const Request& r) const;
   void unpin_all();                  // pinned prefixes may be evicted again
   void finish(SequenceId sequence);  // the request ends with its last sequence
   bool cancel(RequestId request);    // false: unknown (ended already)
@@ -182,6 +194,7 @@ class Scheduler {
   bool has_encoder_blocks(const Request& r) const;
   bool take_encoder_blocks(Request& r);
   void free_encoder_blocks(Request& r);
+  void begin_encoded(Request& r, StepItem& item);
   WaitReason plan(Sequence& s, Step& step, Budget& budget);
   bool reserve(Sequence& s, StepItem& item, Step& step);
   bool keep_pictures_whole(const Sequence& s, StepItem& item, const Budget& budget) const;
@@ -199,7 +212,7 @@ class Scheduler {
 
   SchedulerOptions options_;
   kv_cache::BlockCache& cache_;
-  kv_cache::BlockPool encoder_pool_;
+  kv_cache::EncoderCache encoders_;
   std::unique_ptr<BatchingPolicy> policy_;
   WaitingQueue queue_;
   std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;

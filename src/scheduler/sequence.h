@@ -37,6 +37,7 @@ enum class WaitReason : uint8_t {
   kBatchPolicy,  // the batching policy is collecting a batch
   kPreempted,    // its blocks went to another sequence
   kKvLoad,       // its prefix is being loaded from host memory or disk
+  kEncoder,      // what it reads of pictures or sound is being computed
   kCount,
 };
 const char* name_of(WaitReason reason);
@@ -60,8 +61,13 @@ struct NewRequest {
   int32_t encoder_tokens = 0;        // positions of the encoder's output, of encoder-decoders
   // nullptr: all keys are kept. No drafts may be set for such a request.
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
-  std::vector<PictureSpan> pictures;      // rows of the prompt that are pictures'; ascending
-  kv_cache::SparseAttention sparse;       // what queries read
+  std::vector<PictureSpan> pictures;  // rows of the prompt that are pictures'; ascending
+  kv_cache::SparseAttention sparse;   // what queries read
+  // What the encoder reads, or a digest of it: requests with the same content and salt share the
+  // encoder's output. "": nobody shares it.
+  std::string encoder_content;
+  // It starts, and starts again after a preemption, only when the caller has made it ready.
+  bool prepares = false;
   CrossWeights* cross_weights = nullptr;  // as in Request
 };
 
@@ -190,11 +196,16 @@ struct Request {
   // The encoder's output: all sequences read it, from the first start to the request's end.
   int32_t encoder_tokens = 0;
   std::vector<int32_t> encoder_blocks;  // with one reference each
-  bool encoded = false;                 // a step has run the encoder
-  CrossWeights* cross_weights =
-      nullptr;  // who reads the weights of cross-attention; may be nullptr
+  bool encoded = false;                 // the output is there: a step computes it, or has
+  std::string encoder_key;              // of the output in the cache; "": it is not shared
+  bool encoder_found = false;           // the blocks held the output when they were taken
+  bool prepares = false;                // NewRequest::prepares
+  bool prepared = false;                // the caller has made it ready
+  CrossWeights* cross_weights = nullptr;  // who reads the weights of cross-attention, or none
   std::vector<SequenceId> sequences;
   WaitTimes waited{};  // of all its sequences together
+
+  bool ready() const { return !prepares || prepared; }  // it may start
 };
 
 inline int32_t Sequence::sharable(int32_t count) const {

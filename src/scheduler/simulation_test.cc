@@ -30,6 +30,8 @@ TEST(Simulation, BlocksAreConservedAndEverythingEnds) {
   EXPECT_GT(total.tier_loaded, 1'000);
   EXPECT_GT(total.tier_failed, 50);
   EXPECT_GT(total.tier_hits, 1'000);
+  EXPECT_GT(total.encoder_runs, 500);
+  EXPECT_GT(total.encoder_hits, 500);
 }
 
 TEST(Simulation, ASeedReplays) {

@@ -39,6 +39,8 @@ struct SimulationReport {
   int64_t tier_loaded = 0;
   int64_t tier_failed = 0;
   int64_t tier_hits = 0;
+  int64_t encoder_runs = 0;  // of requests with an input for an encoder ...
+  int64_t encoder_hits = 0;  // ... and those whose output was there
 
   SimulationReport& operator+=(const SimulationReport& other);
 };

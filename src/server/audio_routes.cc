@@ -216,6 +216,7 @@ void transcribe(App& app, App::Exchanges exchange, bool translate) {
   if (fields.error()) return send_error(exchange, *fields.error());
   if (auto error = app.check_model(request.model)) return send_error(exchange, *error);
   if (app.draining()) return send_error(exchange, {503, "the server is shutting down", ""});
+  request.options.cache_salt = app.salt_of(http, "");
   request.options.prompt = prompt_tokens(speech.model(), app.engine().tokenizer(), prompt);
   const std::string_view sound = file->content;
   speech.start(std::move(exchange), std::move(request), sound);

@@ -174,16 +174,27 @@ void Metrics::add_counters() {
   registry_.counter_from("freshet:steps_total", "Engine steps.", of(&EngineStats::steps));
 }
 
-// Of models that read pictures; the first two as vLLM names them.
+// Of models that read pictures or sound, and of encoders; the first two as vLLM names them.
 void Metrics::add_pictures() {
   using P = EngineStats::Pictures;
   registry_.counter_from("vllm:mm_cache_queries_total",
-                         "Pictures looked up in the cache of the vision tower's output.", [this] {
-                           const P p = stats_().pictures;
-                           return static_cast<double>(p.computed + p.cached);
+                         "Pictures and sounds looked up in the caches of encoders' outputs.",
+                         [this] {
+                           const EngineStats s = stats_();
+                           const P p = s.pictures;
+                           return static_cast<double>(p.computed + p.cached + s.encoder.sounds);
                          });
-  registry_.counter_from("vllm:mm_cache_hits_total", "Pictures found in that cache.",
-                         [this] { return static_cast<double>(stats_().pictures.cached); });
+  registry_.counter_from("vllm:mm_cache_hits_total", "Pictures and sounds found in these caches.",
+                         [this] {
+                           const EngineStats s = stats_();
+                           return static_cast<double>(s.pictures.cached + s.encoder.sounds_cached);
+                         });
+  registry_.counter_from("freshet:encoder_cache_queries_total",
+                         "Requests whose encoder's output was looked up in the KV cache.",
+                         [this] { return static_cast<double>(stats_().encoder.queries); });
+  registry_.counter_from("freshet:encoder_cache_hits_total",
+                         "Of those, the ones whose output was there.",
+                         [this] { return static_cast<double>(stats_().encoder.hits); });
   registry_.counter_from("freshet:picture_seconds_total", "Seconds that the vision tower computed.",
                          [this] { return stats_().pictures.seconds; });
   registry_.gauge("freshet:picture_cache_bytes", "Bytes of the vision tower's output in its cache.",

@@ -15,6 +15,7 @@ std::optional<HeadKind> head_kind(std::string_view method) {
   if (method == "eagle") return HeadKind::kEagle;
   if (method == "eagle3") return HeadKind::kEagle3;
   if (method == "mtp") return HeadKind::kMtp;
+  if (method == "dflash") return HeadKind::kDFlash;
   return std::nullopt;
 }
 
@@ -58,10 +59,28 @@ Result<models::DraftHead> make_head(const MakeContext& c) {
                            c.target.model(), c.compute->ops());
 }
 
+// Whether the head drafts as the configuration asks.
+Status check_drafts(const Config& c, const models::HeadPlan& plan) {
+  if (plan.block > 0) {
+    if (c.num_speculative_tokens < plan.block) return {};
+    return invalid_argument(
+        "num_speculative_tokens {}: {} drafts blocks of {} rows, which give at most {} tokens",
+        c.num_speculative_tokens, c.model, plan.block, plan.block - 1);
+  }
+  if (c.parallel_drafting && plan.mask_token < 0) {
+    return invalid_argument("parallel_drafting: {} was not trained for it: it has no 'mask_hidden'",
+                            c.model);
+  }
+  if (!c.parallel_drafting && plan.mask_token >= 0)
+    return invalid_argument("{} drafts in one pass: add \"parallel_drafting\": true", c.model);
+  return {};
+}
+
 }  // namespace
 
 Result<DrafterCost> draft_head_cost(const PlanContext& c) {
   FRESHET_ASSIGN_OR_RETURN(models::HeadPlan plan, head_plan(c));
+  FRESHET_RETURN_IF_ERROR(check_drafts(c.config, plan));
   return DrafterCost{.weights = plan.weight_bytes,
                      .boundaries = static_cast<int>(std::ssize(plan.boundaries)),
                      .model = std::move(plan.spec)};
@@ -73,14 +92,7 @@ Result<std::unique_ptr<Drafter>> make_draft_head(const MakeContext& c) {
   options.needs.last = head.plan.reads_last;
   options.needs.boundaries = head.plan.boundaries;
   options.target_ids = std::move(head.target_ids);
-  const std::string& path = c.config.model;
-  if (c.config.parallel_drafting && head.plan.mask_token < 0) {
-    return invalid_argument("parallel_drafting: {} was not trained for it: it has no 'mask_hidden'",
-                            path);
-  }
-  if (!c.config.parallel_drafting && head.plan.mask_token >= 0) {
-    return invalid_argument("{} drafts in one pass: add \"parallel_drafting\": true", path);
-  }
+  options.block = head.plan.block;
   options.mask = head.plan.mask_token;
   options.mask_features = std::move(head.mask_features);
   return make_model_drafter(

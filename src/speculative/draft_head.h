@@ -1,4 +1,4 @@
-// Draft heads by method: eagle, eagle3 and mtp (models/draft_heads.h).
+// Draft heads by method: eagle, eagle3, mtp and dflash (models/draft_heads.h).
 #pragma once
 
 #include <optional>

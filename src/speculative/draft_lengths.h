@@ -38,6 +38,9 @@ struct StepDone {
   int64_t prompt_tokens = 0;  // of its rows, those of prompts
   int64_t tokens = 0;         // that it gave
   double seconds = 0.0;       // without the drafter's time
+  // What the loop took beside the step and the drafter's proposals because there are drafts: it
+  // shows states and chooses lengths.
+  double more_seconds = 0.0;
 };
 
 class DraftLengths {

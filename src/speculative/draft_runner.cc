@@ -7,6 +7,12 @@ namespace freshet::speculative {
 
 using kv_cache::kBlockTokens;
 
+namespace {
+
+constexpr int kMostRounds = 16;  // of a chain
+
+}  // namespace
+
 size_t DraftRunner::buffer_bytes(const ModelSpec& spec, int64_t tokens, int64_t rows) {
   int64_t numbers = rows * spec.vocab_size;
   if (spec.features) {
@@ -63,14 +69,21 @@ Status DraftRunner::allocate() {
   const auto tokens = static_cast<size_t>(limits_.max_tokens);
   const ModelSpec& spec = model_->spec();
   FRESHET_ASSIGN_OR_RETURN(logits_, model_->make_logits(limits_.max_rows));
-  FRESHET_ASSIGN_OR_RETURN(best_, Buffer::allocate(rows * sizeof(int32_t), memory));
+  FRESHET_ASSIGN_OR_RETURN(best_, Buffer::allocate(kMostRounds * rows * sizeof(int32_t), memory));
   if (!spec.features) return {};
   const auto hidden = static_cast<size_t>(spec.hidden_size);
   last_states_.resize(rows * hidden);
+  if (ops::Ops& ops = model_->ops(); ops.device() != nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(kept_, Buffer::allocate(rows * hidden * sizeof(float), ops.memory()));
+  }
   const size_t width = std::max(hidden, static_cast<size_t>(spec.features->width));
   FRESHET_ASSIGN_OR_RETURN(states_, Buffer::allocate(tokens * hidden * sizeof(float), memory));
   FRESHET_ASSIGN_OR_RETURN(features_, Buffer::allocate(tokens * width * sizeof(float), memory));
   return {};
+}
+
+bool DraftRunner::stores_features() const {
+  return spec().features && spec().features->use == FeatureSpec::Use::kStored;
 }
 
 void DraftRunner::begin(DraftSequence& s, std::span<const int32_t> ids) {
@@ -148,6 +161,10 @@ void DraftRunner::run(std::span<Work> work, bool own_states) {
 void DraftRunner::add(Work& work, size_t row) {
   DraftSequence& s = *work.sequence;
   const size_t first = batch_.token_ids.size();
+  const auto begin = static_cast<int32_t>(s.ids.size());
+  const ops::KeyRange span{begin, begin + static_cast<int32_t>(work.ids.size())};
+  if (stores_features() && work.features == nullptr)
+    batch_.spans.insert(batch_.spans.end(), work.ids.size(), span);
   for (const int32_t id : work.ids) {
     batch_.positions.push_back(static_cast<int32_t>(s.ids.size()));
     batch_.token_ids.push_back(id);
@@ -156,8 +173,8 @@ void DraftRunner::add(Work& work, size_t row) {
   const auto end = static_cast<int32_t>(batch_.token_ids.size());
   batch_.query_start.push_back(end);
   batch_.context_len.push_back(static_cast<int32_t>(s.ids.size()));
-  for (int row = end - work.wanted; work.wants_token && row < end; ++row) {
-    batch_.logit_rows.push_back(row);
+  for (int at = end - work.wanted; work.wants_token && at < end; ++at) {
+    batch_.logit_rows.push_back(at);
     batch_.best_only.push_back(work.wants_logits ? 0 : 1);
   }
   for (size_t g = 0; g < batch_.tables.size(); ++g) {
@@ -171,7 +188,7 @@ void DraftRunner::add(Work& work, size_t row) {
               work.ids.size() * width * sizeof(float));
 }
 
-void DraftRunner::run_batch(std::span<Work* const> work, bool own_states, size_t& rows) {
+void DraftRunner::make_batch(std::span<Work* const> work, bool own_states) {
   order_.assign(work.begin(), work.end());
   std::ranges::stable_partition(order_, [](const Work* w) { return w->ids.size() == 1; });
   ForwardBatch& b = batch_;
@@ -181,8 +198,12 @@ void DraftRunner::run_batch(std::span<Work* const> work, bool own_states, size_t
   b.context_len.clear();
   b.logit_rows.clear();
   b.best_only.clear();
+  b.ids_from.clear();
+  b.id_map = nullptr;
+  b.spans.clear();
   b.own_states = own_states;
-  b.features = spec().features ? features_.as<float>() : nullptr;
+  const bool block = stores_features() && order_.front()->features == nullptr;
+  b.features = spec().features && !block ? features_.as<float>() : nullptr;
   for (size_t g = 0; g < b.tables.size(); ++g) {
     size_t longest = 0;
     for (const Work* w : order_) longest = std::max(longest, w->sequence->blocks.ids[g].size());
@@ -192,9 +213,14 @@ void DraftRunner::run_batch(std::span<Work* const> work, bool own_states, size_t
                            kv_cache::kNoBlock);
   }
   for (size_t i = 0; i < order_.size(); ++i) add(*order_[i], i);
+}
+
+void DraftRunner::run_batch(std::span<Work* const> work, bool own_states, size_t& rows) {
+  make_batch(work, own_states);
+  const ForwardBatch& b = batch_;
   const auto vocab = static_cast<size_t>(spec().vocab_size);
   const auto hidden = static_cast<size_t>(spec().hidden_size);
-  const bool heads = spec().features.has_value();
+  const bool heads = spec().features && !stores_features();  // those that read their own states
   const StepResults results{logits_.as<float>() + rows * vocab,
                             heads ? states_.as<float>() : nullptr, best_.as<int32_t>() + rows};
   model_->model().forward(b, cache_, results);
@@ -221,6 +247,87 @@ void DraftRunner::run_batch(std::span<Work* const> work, bool own_states, size_t
     w.tokens = best;
     w.token = best.back();
   }
+}
+
+// ---- rounds without the host -------------------------------------------------------------------
+
+Status DraftRunner::set_id_map(std::span<const int32_t> ids) {
+  ops::Ops& ops = model_->ops();
+  if (ids.empty() || ops.device() == nullptr) return {};
+  // Ops copy bytes.
+  const auto* const bits = reinterpret_cast<const float*>(ids.data());
+  FRESHET_ASSIGN_OR_RETURN(id_map_, ops.upload(std::span(bits, ids.size())));
+  return {};
+}
+
+bool DraftRunner::chains(std::span<const Work> work, std::span<const int> rounds) const {
+  if (model_->ops().device() == nullptr || !model_->model().samples()) return false;
+  int64_t tokens = 0;
+  for (const Work& w : work) {
+    if (w.wants_logits || w.wanted != 1) return false;
+    tokens += std::ssize(w.ids);
+  }
+  return tokens <= limits_.max_tokens && std::ssize(work) <= limits_.max_rows &&
+         std::ranges::all_of(rounds, [](int n) { return n <= kMostRounds; });
+}
+
+std::vector<std::vector<int32_t>> DraftRunner::chain(std::span<Work> work,
+                                                     std::span<const int> rounds) {
+  const bool heads = spec().features.has_value();
+  const auto hidden = static_cast<size_t>(spec().hidden_size);
+  constexpr int32_t kUnknown = -1;
+  std::vector<Work> later(work.begin(), work.end());
+  std::vector<std::vector<size_t>> rows;  // of each round: the works in the order of their rows
+  std::vector<int32_t> row_of(work.size(), -1);  // in the round before
+  StepResults results{.logits = logits_.as<float>()};
+  size_t done = 0;
+  for (int round = 0; round < kMostRounds; ++round) {
+    step_.clear();
+    for (size_t i = 0; i < work.size(); ++i) {
+      Work& w = round == 0 ? work[i] : later[i];
+      if (rounds[i] <= round || work[i].failed) continue;
+      if (round > 0) {
+        if (row_of[i] < 0) continue;
+        w.ids = std::span(&kUnknown, 1);
+        w.features = nullptr;
+      }
+      w.failed = !reserve(w);
+      if (!w.failed) step_.push_back(&w);
+    }
+    if (step_.empty()) break;
+    make_batch(step_, round > 0);
+    const Work* const first = round == 0 ? work.data() : later.data();
+    std::vector<size_t>& order = rows.emplace_back();
+    for (const Work* w : order_) order.push_back(static_cast<size_t>(w - first));
+    if (round > 0) {
+      for (const size_t i : order) batch_.ids_from.push_back(row_of[i]);
+      std::ranges::fill(batch_.token_ids, 0);
+      batch_.id_map = id_map_.size() > 0 ? id_map_.as<int32_t>() : nullptr;
+      batch_.features = heads ? kept_.as<float>() : nullptr;
+    }
+    std::ranges::fill(row_of, -1);
+    for (size_t r = 0; r < order.size(); ++r) row_of[order[r]] = static_cast<int32_t>(r);
+    results.best = best_.as<int32_t>() + done;
+    results.hidden = heads && round == 0 ? states_.as<float>() : nullptr;
+    results.kept = heads ? kept_.as<float>() : nullptr;
+    model_->model().start(batch_, cache_, results, 0);
+    if (round == 0) first_rows_.assign(batch_.query_start.begin() + 1, batch_.query_start.end());
+    done += order.size();
+  }
+  std::vector<std::vector<int32_t>> tokens(work.size());
+  if (rows.empty()) return tokens;
+  model_->model().finish(batch_, results, 0);
+  const int32_t* best = best_.as<int32_t>();
+  for (const std::vector<size_t>& order : rows) {
+    for (const size_t i : order) tokens[i].push_back(*best++);
+  }
+  for (size_t r = 0; heads && r < rows.front().size(); ++r) {
+    float* const kept = last_states_.data() + r * hidden;
+    const auto last = static_cast<size_t>(first_rows_[r]) - 1;
+    std::copy_n(states_.as<float>() + last * hidden, hidden, kept);
+    work[rows.front()[r]].state = {kept, hidden};
+  }
+  return tokens;
 }
 
 }  // namespace freshet::speculative

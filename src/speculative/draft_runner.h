@@ -49,7 +49,8 @@ class DraftRunner {
     DraftSequence* sequence = nullptr;
     std::span<const int32_t> ids;
     // For draft heads: [ids] rows of features, of the width that FeatureSpec says or, with
-    // own_states, of states.
+    // own_states, of states. A head with FeatureSpec::Use::kStored stores those of works that have
+    // some, and runs the others, whose ids see one another; not both in one call.
     const float* features = nullptr;
     bool wants_token = false;   // of the last id ...
     int wanted = 1;             // ... or of this many last ids, which counts as as many sequences
@@ -61,6 +62,17 @@ class DraftRunner {
     std::span<const float> state;     // result, for draft heads: of the last row
   };
   void run(std::span<Work> work, bool own_states);
+
+  // Drafts of several rounds, each of which runs the argmax of the one before. On a device the host
+  // does not wait between rounds, so only the tokens of the last one are awaited. `rounds`: how
+  // many tokens each work wants; the first round is as in run(). Returns the tokens by round and
+  // work as columns of the model's logits, fewer of a work whose cache had no room. The ids of
+  // later rounds are not known to the sequence (-1). REQUIRES: chains(work), and every work wants
+  // one token.
+  bool chains(std::span<const Work> work, std::span<const int> rounds) const;
+  std::vector<std::vector<int32_t>> chain(std::span<Work> work, std::span<const int> rounds);
+  // The id that a column of the logits is in the model's own input; empty: the same.
+  Status set_id_map(std::span<const int32_t> ids);
 
   // The longest prefix of `ids` that the cache knows. REQUIRES: the sequence is empty.
   void begin(DraftSequence& s, std::span<const int32_t> ids);
@@ -83,6 +95,9 @@ class DraftRunner {
   Status allocate();
   // rows: how many rows of logits the run has given before.
   void run_batch(std::span<Work* const> work, bool own_states, size_t& rows);
+  // Makes batch_ of these works, in order_.
+  void make_batch(std::span<Work* const> work, bool own_states);
+  bool stores_features() const;
   void add(Work& work, size_t row);
   bool reserve(Work& work);
 
@@ -92,8 +107,10 @@ class DraftRunner {
   std::unique_ptr<kv_cache::BlockCache> blocks_;
   ForwardBatch batch_;
   Buffer logits_, states_, features_, best_;
+  Buffer kept_, id_map_;            // in a device's memory: states of a round's rows, set_id_map()
   std::vector<float> last_states_;  // [max_rows, hidden]
   std::vector<Work*> step_, order_;
+  std::vector<int32_t> first_rows_;  // of a chain's first round: behind each work's last row
   std::vector<kv_cache::BlockCopy> copies_;
 };
 

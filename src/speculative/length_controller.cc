@@ -15,13 +15,15 @@ constexpr int kProbeDrafts = 2;
 constexpr double kProbeRefund = 0.7;   // of a plain token's time, for a draft that was right
 constexpr double kPilotDrafts = 10.0;  // until this many were tried, few sequences draft
 constexpr int kPilots = 2;
-constexpr double kControlInterval = 64.0;
-constexpr double kFirstControls = 6.0;  // control steps until the interval is reached
-constexpr double kRecent = 0.97;        // memory of recent gains, for each step with drafts
-constexpr double kTrusted = 12.0;       // steps with drafts before their gain corrects plans
-constexpr double kForgetGain = 0.995;   // for each step without
-constexpr double kForgetOwn = 0.02;     // the same for a sequence's own rates
-constexpr double kLongStep = 1.5;       // longer than expected by this factor: others run as well
+constexpr double kControlInterval = 160.0;
+constexpr double kControlWeight = 4.0;   // of such a step among those that correct a table
+constexpr int kControlSteps = 3;         // of a control: plain steps in a row
+constexpr double kFirstControls = 10.0;  // control steps until the interval is reached
+constexpr double kRecent = 0.97;         // memory of recent gains, for each step with drafts
+constexpr double kTrusted = 12.0;        // steps with drafts before their gain corrects plans
+constexpr double kForgetGain = 0.995;    // for each step without
+constexpr double kForgetOwn = 0.02;      // the same for a sequence's own rates
+constexpr double kLongStep = 1.5;        // longer than expected by this factor: others run as well
 constexpr double kLeastSurvival = 0.01;
 constexpr int64_t kMissedTokens = 32;  // fewer are part of a round
 constexpr int kLongRun = 8;
@@ -201,6 +203,14 @@ bool LengthController::control_due(double gain) {
   if (static_cast<double>(since_plain_) < share * kControlInterval * std::max(1.0, gain))
     return false;
   ++controls_;
+  control_left_ = kControlSteps - 1;
+  return true;
+}
+
+// Whether the step is one of those that follow the first of a control.
+bool LengthController::in_control() {
+  if (control_left_ == 0) return false;
+  --control_left_;
   return true;
 }
 
@@ -228,6 +238,7 @@ void LengthController::choose_paid(std::span<DraftRequest> requests, std::vector
   const double least = on_ ? kStayOn : kTurnOn;
   if (options_.runs_ahead && !options_.lookups && plain_steps_.take(requests.size()))
     return lengths.assign(requests.size(), 0);
+  if (in_control()) return lengths.assign(requests.size(), 0);
   const Plan best = best_plan(requests, lengths, least, true);
   const double share = plain_steps_.share(requests.size(), best.plain_seconds);
   const double gain = best.gain() * correction() * share;
@@ -300,7 +311,7 @@ void LengthController::drafted(std::span<DraftRequest> requests, double seconds)
     const double gain = best.gain() * correction();
     on_ = best.drafts() && gain > 1.0;
     lengths = best.lengths;
-    if (!on_ || control_due(gain)) lengths.assign(requests.size(), 0);
+    if (!on_ || in_control() || control_due(gain)) lengths.assign(requests.size(), 0);
     for (size_t i = 0; i < requests.size(); ++i) requests[i].shorten(lengths[i]);
   } else if (!options_.fixed) {
     trim_lookups(requests, lengths);
@@ -346,10 +357,15 @@ void LengthController::stepped(const StepDone& step) {
   const bool ahead = step.drafted == 0 && resting();
   plain_steps_.done(step, ahead);
   if (step.prompt_tokens > 0 || step.shape.sequences == 0) return;
-  if (!ahead || !options_.runs_ahead) costs_.correct(step.shape, step.seconds);
+  // A plain step behind one with drafts takes longer than those behind it: caches are cold, threads
+  // asleep. What it takes says nothing about decoding without drafts.
+  const bool cold = std::exchange(after_drafts_, step.drafted > 0) && step.drafted == 0;
+  const double weight = on_ && step.drafted == 0 ? kControlWeight : 1.0;
+  if (!cold && (!ahead || !options_.runs_ahead)) costs_.correct(step.shape, step.seconds, weight);
   if (!planned) return;
   const double usual = costs_.seconds(step.shape);
-  const double took = std::clamp(step.seconds, usual / kLongStep, usual * kLongStep) + drafting;
+  const double itself = std::clamp(step.seconds, usual / kLongStep, usual * kLongStep);
+  const double took = itself + drafting + step.more_seconds;
   const auto sequences = static_cast<double>(step.shape.sequences);
   const double would = costs_.seconds(plain) * static_cast<double>(step.tokens) / sequences;
   const double share =
@@ -358,13 +374,14 @@ void LengthController::stepped(const StepDone& step) {
       plan_.plain_seconds * plan_.tokens / static_cast<double>(plan_.lengths.size());
   if (step.drafted == 0) {
     const double of_plain = ahead ? 1.0 : share;
-    all_measured_.add((took - drafting) * of_plain, took, 1.0);
+    all_measured_.add(itself * of_plain, took, 1.0);
     all_expected_.add(plan_.plain_seconds * of_plain, plan_.seconds, 1.0);
     measured_steps_ *= kForgetGain;
     return;
   }
   all_measured_.add(would * share, took, 1.0);
-  all_expected_.add(expected * share, plan_.seconds, 1.0);
+  // As plans are judged: corrected by what the steps before this one gave.
+  all_expected_.add(expected * share * correction(), plan_.seconds, 1.0);
   measured_.add(would, took, kRecent);
   expected_.add(expected, plan_.seconds, kRecent);
   measured_steps_ = measured_steps_ * kRecent + 1.0;

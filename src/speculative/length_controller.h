@@ -108,6 +108,7 @@ class LengthController final : public DraftLengths {
   void probe(std::span<const DraftRequest> requests, std::vector<int>& lengths);
   void keep_pilots(std::span<const DraftRequest> requests, std::vector<int>& lengths) const;
   bool control_due(double gain);
+  bool in_control();
   double correction() const;  // of an expected gain
 
   StepCosts costs_;
@@ -132,6 +133,8 @@ class LengthController final : public DraftLengths {
   int64_t since_plain_ = 0;   // steps with drafts
   int64_t prompt_tokens_ = 0;
   int64_t controls_ = 0;
+  int control_left_ = 0;       // plain steps of a control that are still to come
+  bool after_drafts_ = false;  // the last step had drafts
   PlainSteps plain_steps_;
   double measured_steps_ = 0.0;  // recent ones with drafts
   Gain measured_, expected_;     // of recent steps with drafts

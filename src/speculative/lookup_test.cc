@@ -41,6 +41,14 @@ Ids slow_ngram(const Ids& tokens, size_t min, size_t max, size_t limit) {
   return {};
 }
 
+TEST(Ngram, SyntheticDraftsNeedNoMatch) {
+  const Ids tokens = {5, 6, 7, 8};
+  EXPECT_EQ(propose(*ngram_drafter(config_of(R"({"method": "ngram"})")), tokens, 2), Ids());
+  const auto synthetic = ngram_drafter(config_of(R"({"method": "ngram",
+      "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3})"));
+  EXPECT_EQ(propose(*synthetic, tokens, 2), (Ids{6, 7}));
+}
+
 TEST(Ngram, FindsWhatASearchFinds) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {

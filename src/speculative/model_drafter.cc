@@ -11,8 +11,10 @@ namespace freshet::speculative {
 namespace {
 
 // A head runs rows as they come, those of all sequences together, once a sequence has more than
-// this: so their features need not be kept.
-constexpr size_t kPendingRows = 128;
+// this: so their features need not be kept. Where nothing was drafted for as many steps, the head
+// forgets what it knows of the sequence instead, and reads no more rows until it is asked: so it
+// costs no time while drafts don't pay.
+constexpr size_t kPendingRows = 64;
 
 // The target's id of the best column that the target knows; -1: it knows none.
 int32_t best_known(std::span<const float> logits, std::span<const int32_t> target_ids) {
@@ -35,6 +37,7 @@ ModelDrafter::ModelDrafter(std::unique_ptr<DraftRunner> runner, ModelDrafterOpti
       logits_(options_.target_ids.empty() ? runner_->spec().vocab_size
                                           : std::ssize(options_.target_ids)) {
   if (heads()) width_ = static_cast<size_t>(runner_->spec().features->width);
+  knows_all_ = std::ranges::none_of(options_.target_ids, [](int32_t id) { return id < 0; });
 }
 
 void ModelDrafter::forget(uint64_t sequence) {
@@ -46,13 +49,13 @@ void ModelDrafter::forget(uint64_t sequence) {
 
 // ---- heads: the target's rows ----------------------------------------------------------------
 
-// Position p of a head holds the token at p + 1.
+// Position p of a head holds the token at p + 1, of a DFlash head the one at p.
 void ModelDrafter::start_head(State& s, const TargetRows& rows) {
   s.base = rows.first;
   s.cache.salt = fmt::format("{}", rows.owner);
   if (rows.first == 0) return;
   const auto before = static_cast<size_t>(rows.first);
-  runner_->begin(s.cache, rows.tokens.subspan(1, before));
+  runner_->begin(s.cache, rows.tokens.subspan(waiting(), before));
   if (std::ssize(s.cache.ids) == rows.first) {
     s.base = 0;
     return;
@@ -65,7 +68,7 @@ void ModelDrafter::append(State& s, const TargetRows& rows) {
   const int32_t skip = s.seen() - rows.first;
   const auto hidden = width_ / (options_.needs.boundaries.size() + (options_.needs.last ? 1 : 0));
   for (int32_t i = std::max(0, skip); i < rows.count; ++i) {
-    s.pending.push_back(rows.tokens[static_cast<size_t>(rows.first + i) + 1]);
+    s.pending.push_back(rows.tokens[static_cast<size_t>(rows.first + i) + waiting()]);
     const auto add = [&](const float* states) {
       const float* const from = states + static_cast<size_t>(i) * hidden;
       s.features.insert(s.features.end(), from, from + hidden);
@@ -78,7 +81,10 @@ void ModelDrafter::append(State& s, const TargetRows& rows) {
 // Forgets a head's history; it goes on with the rows that come.
 void ModelDrafter::restart(State& s) {
   runner_->release(s.cache);
+  std::vector<float> room = std::move(s.features);
   s = State();
+  s.features = std::move(room);
+  s.features.clear();
 }
 
 // Takes the first `count` pending rows, which were run, or which there was no room for.
@@ -88,16 +94,17 @@ void ModelDrafter::drop_pending(State& s, size_t count) {
                    s.features.begin() + static_cast<std::ptrdiff_t>(count * width_));
 }
 
-// Runs the pending rows of these sequences but the last of each.
+// Runs the pending rows of these sequences but the last of each, which gives a draft.
 void ModelDrafter::run_pending(std::span<State* const> states) {
   const size_t most = static_cast<size_t>(runner_->max_tokens());
   std::vector<State*> left(states.begin(), states.end());
   while (!left.empty()) {
     work_.clear();
     for (State* s : left) {
-      work_.push_back({.sequence = &s->cache,
-                       .ids = std::span(s->pending).first(std::min(most, s->pending.size() - 1)),
-                       .features = s->features.data()});
+      work_.push_back(
+          {.sequence = &s->cache,
+           .ids = std::span(s->pending).first(std::min(most, s->pending.size() - waiting())),
+           .features = s->features.data()});
     }
     runner_->run(work_, false);
     std::vector<State*> next;
@@ -109,7 +116,7 @@ void ModelDrafter::run_pending(std::span<State* const> states) {
       }
       runner_->confirm(s.cache, static_cast<int32_t>(s.cache.ids.size()));
       drop_pending(s, work_[i].ids.size());
-      if (s.pending.size() > 1) next.push_back(&s);
+      if (s.pending.size() > waiting()) next.push_back(&s);
     }
     left = std::move(next);
   }
@@ -122,7 +129,12 @@ void ModelDrafter::observe(std::span<const TargetRows> rows) {
   for (const TargetRows& r : rows) {
     const bool fresh = !states_.contains(r.sequence);
     State& s = state_of(r.sequence);
-    if (!fresh && r.first > s.seen()) restart(s);  // rows between were lost
+    const size_t idle = r.count == 1 ? s.idle + 1 : 0;
+    const bool sleeps = idle > most;
+    // Or rows between were lost.
+    if (!fresh && (sleeps ? s.seen() > 0 : r.first > s.seen())) restart(s);
+    s.idle = idle;
+    if (sleeps) continue;
     if (s.seen() == 0) start_head(s, r);
     append(s, r);
     if (s.pending.size() > most) full.push_back(&s);
@@ -204,6 +216,29 @@ void ModelDrafter::add_masks(Work& work, int drafts, Masked& masked) const {
   work.ids = masked.ids;
 }
 
+// Makes the work a block of a DFlash head: the last known token and a mask for each draft. False:
+// there is no room for one.
+bool ModelDrafter::add_block(Work& work, int32_t last, int drafts, Masked& masked) const {
+  const auto known = static_cast<int>(work.sequence->ids.size());
+  const int room = std::min(runner_->max_tokens(), runner_->max_model_len() - known);
+  work.wanted = std::min({drafts, options_.block - 1, room - 1});
+  if (work.wanted <= 0) return false;
+  masked.ids.assign(1, last);
+  masked.ids.resize(1 + static_cast<size_t>(work.wanted), options_.mask);
+  work.ids = masked.ids;
+  return true;
+}
+
+// Stores the features of all rows that were seen.
+void ModelDrafter::store_pending(std::span<DraftRequest> requests) {
+  std::vector<State*> states;
+  for (const DraftRequest& r : requests) {
+    const auto at = states_.find(r.sequence);
+    if (at != states_.end() && !at->second.pending.empty()) states.push_back(&at->second);
+  }
+  run_pending(states);
+}
+
 // The drafts of a pass with masks, which the cache does not keep.
 void ModelDrafter::take_all(State& s, DraftRequest& r, const Work& work) {
   const auto rows = static_cast<size_t>(work.wanted);
@@ -219,45 +254,60 @@ void ModelDrafter::take_all(State& s, DraftRequest& r, const Work& work) {
   s.drafting = false;
 }
 
+// What gives a sequence's first draft. Nothing: it gets none, or has its draft already.
+std::optional<ModelDrafter::Work> ModelDrafter::first_work(DraftRequest& r) {
+  if (heads() && !states_.contains(r.sequence)) return {};
+  State& s = state_of(r.sequence);
+  s.drafting = false;
+  s.idle = 0;
+  if (!std::exchange(s.sampled, true)) {
+    s.sampler = DraftSampler(r, options_.vocab, options_.greedy);
+  }
+  Work work{.sequence = &s.cache, .wants_token = true, .wants_logits = wants_logits(s) || grows(r)};
+  if (heads()) {
+    if (s.seen() + 1 != std::ssize(r.tokens)) return {};
+    if (blocks()) return work;
+    if (s.pending.empty()) {  // proposed before, and not verified
+      if (s.token < 0) return {};
+      r.draft.push_back(s.token);
+      r.drawn_from = s.drawn_from;
+      s.drafting = true;
+      return {};
+    }
+    work.ids = s.pending;
+    work.features = s.features.data();
+    return work;
+  }
+  if (s.cache.ids.empty()) s.cache.salt = fmt::format("{}", r.owner);
+  const std::span<const int32_t> ids = ids_of(s, r);
+  if (!catch_up(s, ids)) return {};
+  work.ids = ids.subspan(s.cache.ids.size());
+  if (work.ids.empty()) return {};
+  return work;
+}
+
 void ModelDrafter::first_step(std::span<DraftRequest> requests) {
+  if (blocks()) store_pending(requests);
   work_.clear();
   owner_.clear();
   masked_.resize(requests.size());
   int rows = 0;
   for (size_t i = 0; i < requests.size() && rows < runner_->max_rows(); ++i) {
     DraftRequest& r = requests[i];
-    if (heads() && !states_.contains(r.sequence)) continue;
-    State& s = state_of(r.sequence);
-    s.drafting = false;
-    if (!std::exchange(s.sampled, true)) {
-      s.sampler = DraftSampler(r, options_.vocab, options_.greedy);
+    std::optional<Work> first = first_work(r);
+    if (!first) continue;
+    Work& work = *first;
+    const int most = std::min<int>(r.limit, runner_->max_rows() - rows);
+    if (blocks()) {
+      if (!add_block(work, r.tokens.back(), most, masked_[i])) continue;
+    } else if (options_.mask >= 0) {
+      add_masks(work, most, masked_[i]);
     }
-    Work work{
-        .sequence = &s.cache, .wants_token = true, .wants_logits = wants_logits(s) || grows(r)};
-    if (heads()) {
-      if (s.seen() + 1 != std::ssize(r.tokens)) continue;
-      if (s.pending.empty()) {  // proposed before, and not verified
-        if (s.token < 0) continue;
-        r.draft.push_back(s.token);
-        r.drawn_from = s.drawn_from;
-        s.drafting = true;
-        continue;
-      }
-      work.ids = s.pending;
-      work.features = s.features.data();
-    } else {
-      if (s.cache.ids.empty()) s.cache.salt = fmt::format("{}", r.owner);
-      const std::span<const int32_t> ids = ids_of(s, r);
-      if (!catch_up(s, ids)) continue;
-      work.ids = ids.subspan(s.cache.ids.size());
-      if (work.ids.empty()) continue;
-    }
-    if (options_.mask >= 0)
-      add_masks(work, std::min<int>(r.limit, runner_->max_rows() - rows), masked_[i]);
     rows += work.wanted;
     work_.push_back(work);
     owner_.push_back(i);
   }
+  if (chains(requests)) return run_chain(requests);
   runner_->run(work_, false);
   for (size_t k = 0; k < work_.size(); ++k) {
     DraftRequest& r = requests[owner_[k]];
@@ -266,9 +316,11 @@ void ModelDrafter::first_step(std::span<DraftRequest> requests) {
       if (heads()) restart(s);
       continue;
     }
-    const bool again = heads() && options_.mask >= 0;  // the last row runs again with new masks
-    const auto known =
-        static_cast<int32_t>(s.cache.ids.size()) - (work_[k].wanted - 1) - (again ? 1 : 0);
+    // The last row runs again with new masks.
+    const bool again = heads() && options_.mask >= 0 && !blocks();
+    const auto known = blocks() ? s.cache.confirmed
+                                : static_cast<int32_t>(s.cache.ids.size()) - (work_[k].wanted - 1) -
+                                      (again ? 1 : 0);
     runner_->confirm(s.cache, known);
     runner_->cut(s.cache, known);
     const auto kept = static_cast<std::ptrdiff_t>(again ? 1 : 0);
@@ -280,6 +332,47 @@ void ModelDrafter::first_step(std::span<DraftRequest> requests) {
     } else {
       grows(r) ? plant(s, r, work_[k]) : take(s, r, work_[k]);
     }
+  }
+}
+
+// Whether all rounds of work_ can be enqueued at once: best tokens alone, which need no translation
+// by the host.
+bool ModelDrafter::chains(std::span<const DraftRequest> requests) {
+  if (options_.mask >= 0 || options_.map != nullptr || !knows_all_ || work_.empty()) return false;
+  rounds_.clear();
+  for (const size_t i : owner_) rounds_.push_back(std::max<int>(1, requests[i].limit));
+  return runner_->chains(work_, rounds_);
+}
+
+// All drafts of work_, as first_step() and next_step() would find them.
+void ModelDrafter::run_chain(std::span<DraftRequest> requests) {
+  const std::vector<std::vector<int32_t>> tokens = runner_->chain(work_, rounds_);
+  for (size_t k = 0; k < work_.size(); ++k) {
+    DraftRequest& r = requests[owner_[k]];
+    State& s = state_of(r.sequence);
+    if (work_[k].failed) {
+      if (heads()) restart(s);
+      continue;
+    }
+    const auto later = static_cast<int32_t>(tokens[k].size()) - 1;
+    const auto known = static_cast<int32_t>(s.cache.ids.size()) - later;
+    runner_->confirm(s.cache, known);
+    s.pending.clear();
+    s.features.clear();
+    if (heads()) s.state.assign(work_[k].state.begin(), work_[k].state.end());
+    for (size_t i = 0; i < tokens[k].size(); ++i) {
+      const auto column = static_cast<size_t>(tokens[k][i]);
+      const int32_t token =
+          options_.target_ids.empty() ? tokens[k][i] : options_.target_ids[column];
+      if (i == 0) s.token = token;
+      if (token < 0 || token >= options_.vocab) {
+        runner_->cut(s.cache, known + static_cast<int32_t>(i));
+        break;
+      }
+      if (static_cast<int32_t>(i) < later) s.cache.ids[static_cast<size_t>(known) + i] = token;
+      r.draft.push_back(token);
+    }
+    if (heads() && !r.draft.empty()) s.drawn_from = r.drawn_from;
   }
 }
 
@@ -430,6 +523,7 @@ Result<std::unique_ptr<Drafter>> make_model_drafter(const MakeContext& c,
   options.vocab = c.target.spec().vocab_size;
   options.greedy = c.config.greedy_drafts;
   options.tree = c.config.tree;
+  FRESHET_RETURN_IF_ERROR(runner->set_id_map(options.target_ids));
   return std::unique_ptr<Drafter>(
       std::make_unique<ModelDrafter>(std::move(runner), std::move(options)));
 }

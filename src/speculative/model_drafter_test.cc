@@ -125,5 +125,60 @@ TEST(ModelDrafter, KeepsEachOwnersCacheApart) {
   EXPECT_EQ(rows_for(3, 8), 64);
 }
 
+// While nothing is drafted a head does not run the rows of plain steps, and drafts again when
+// asked.
+TEST(ModelDrafter, AHeadSleepsWhileNothingIsDrafted) {
+  const std::string path = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
+  const auto checkpoint = loader::Checkpoint::open(path);
+  ASSERT_TRUE(checkpoint.ok());
+  auto spec = read_spec(*checkpoint);
+  ASSERT_TRUE(spec.ok());
+  auto compute = runtime::Compute::open({.threads = 1});
+  ASSERT_TRUE(compute.ok());
+  int64_t run = 0;
+  const int64_t vocab = spec->vocab_size;
+  const auto hidden = static_cast<size_t>(spec->hidden_size);
+  spec->features = FeatureSpec{.width = spec->hidden_size};
+  auto runner = DraftRunner::create(
+      std::make_unique<runtime::LoadedModel>(
+          *compute, std::make_unique<CountingModel>(std::move(*spec), run)),
+      {.max_model_len = 1024, .max_tokens = 128, .max_rows = 4, .cache_tokens = 2048});
+  ASSERT_TRUE(runner.ok()) << runner.status().message();
+  ModelDrafterOptions options;
+  options.vocab = vocab;
+  options.needs.last = true;
+  ModelDrafter drafter(std::move(*runner), std::move(options));
+
+  const SamplingParams greedy{.temperature = 0.0f};
+  const std::vector<float> states(100 * hidden, 0.5f);
+  std::vector<int32_t> tokens(101);
+  std::iota(tokens.begin(), tokens.end(), 3);
+  const auto observe = [&](int32_t first, int32_t count) {
+    const TargetRows rows{
+        .sequence = 1, .tokens = tokens, .first = first, .count = count, .last = states.data()};
+    drafter.observe({&rows, 1});
+  };
+  const auto propose = [&] {
+    DraftRequest r{.sequence = 1, .tokens = tokens, .limit = 1, .params = &greedy};
+    drafter.propose({&r, 1});
+    return r.draft;
+  };
+  observe(0, 100);
+  EXPECT_EQ(run, 99);  // a prompt is run at once
+  EXPECT_EQ(propose(), std::vector<int32_t>{1});
+  run = 0;
+  for (int i = 0; i < 500; ++i) {
+    tokens.push_back(i % 50);
+    observe(static_cast<int32_t>(tokens.size()) - 2, 1);
+  }
+  EXPECT_LE(run, 64);  // those of the first steps
+  run = 0;
+  EXPECT_EQ(propose(), std::vector<int32_t>());  // wakes it
+  tokens.push_back(7);
+  observe(static_cast<int32_t>(tokens.size()) - 2, 1);
+  EXPECT_EQ(propose(), std::vector<int32_t>{1});
+  EXPECT_EQ(run, 1);
+}
+
 }  // namespace
 }  // namespace freshet::speculative

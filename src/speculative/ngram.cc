@@ -3,7 +3,9 @@
 // The longest n from prompt_lookup_max down to prompt_lookup_min that occurred before wins; of its
 // occurrences, the last one. The copy may run into itself, so a text that repeats with any period
 // gets full drafts. Ends of n-grams are kept in a hash table that grows with the sequence, so a
-// look-up takes no longer for a long text.
+// look-up takes no longer for a long text. With synthetic acceptance the sequence's beginning is
+// copied if nothing is found: texts of random weights repeat nothing, and steps shall take what
+// they take where drafts are found.
 #include <algorithm>
 #include <unordered_map>
 
@@ -14,13 +16,13 @@ namespace {
 
 class Ngram final : public Drafter {
  public:
-  Ngram(int min, int max) : min_(min), max_(max) {}
+  Ngram(int min, int max, bool always) : min_(min), max_(max), always_(always) {}
 
   void propose(std::span<DraftRequest> requests) override {
     for (DraftRequest& r : requests) {
       Seen& seen = seen_[r.sequence];
       add(seen, r.tokens.first(r.tokens.size() - 1));
-      copy(find(seen, r.tokens), r);
+      copy(std::max(find(seen, r.tokens), size_t{always_ ? 1U : 0U}), r);
     }
   }
   void forget(uint64_t sequence) override { seen_.erase(sequence); }
@@ -73,13 +75,15 @@ class Ngram final : public Drafter {
   }
 
   const int min_, max_;
+  const bool always_;
   std::unordered_map<uint64_t, Seen> seen_;
 };
 
 }  // namespace
 
 std::unique_ptr<Drafter> ngram_drafter(const Config& config) {
-  return std::make_unique<Ngram>(config.prompt_lookup_min, config.prompt_lookup_max);
+  return std::make_unique<Ngram>(config.prompt_lookup_min, config.prompt_lookup_max,
+                                 config.acceptance.method == Acceptance::kSynthetic);
 }
 
 }  // namespace freshet::speculative

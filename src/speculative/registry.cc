@@ -41,6 +41,7 @@ constexpr Method kMethods[] = {
      .trees = true,
      .cost = draft_head_cost,
      .make = make_draft_head},
+    {.name = "dflash", .model = kNeeded, .cost = draft_head_cost, .make = make_draft_head},
     {.name = "early_exit",
      .trees = true,
      .random = kYes,
@@ -58,7 +59,8 @@ int draft_rows(const Config& config, int max_num_seqs, int max_num_batched_token
   constexpr int kMost = 256;
   const TreeOptions& tree = config.tree;
   int level = tree.wanted() ? tree.width() * tree.max_batch : 0;
-  if (config.parallel_drafting) level = std::min(max_num_seqs, kMost) * config.limit();
+  if (config.parallel_drafting || config.method == "dflash")
+    level = std::min(max_num_seqs, kMost) * config.limit();
   return std::min({std::max(max_num_seqs, level), max_num_batched_tokens, kMost});
 }
 

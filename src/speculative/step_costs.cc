@@ -63,7 +63,7 @@ double StepCosts::seconds(const StepShape& s) const {
   return raw * std::exp(level_ + entry);
 }
 
-void StepCosts::correct(const StepShape& s, double seconds) {
+void StepCosts::correct(const StepShape& s, double seconds, double weight) {
   if (s.rows <= 0 || seconds <= 0.0) return;
   const double surprise = std::log(seconds / this->seconds(s));
   // The first steps tell how far the engine's steps are from bare ones.
@@ -73,8 +73,8 @@ void StepCosts::correct(const StepShape& s, double seconds) {
   level_ += rate * seen;
   const size_t at = std::min(entry_of(s.rows), corrections_.size() - 1);
   Correction& entry = corrections_[at];
-  entry.factor +=
-      std::max(kEntryRate, 0.5 / static_cast<double>(1 + entry.seen)) * (1.0 - rate) * seen;
+  entry.factor += std::max(kEntryRate * weight, 0.5 / static_cast<double>(1 + entry.seen)) *
+                  (1.0 - rate) * seen;
   ++entry.seen;
 }
 

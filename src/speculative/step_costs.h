@@ -28,8 +28,9 @@ class StepCosts {
                      double per_row_context = 0.0);
 
   double seconds(const StepShape& shape) const;
-  // A step of this shape took `seconds`.
-  void correct(const StepShape& shape, double seconds);
+  // A step of this shape took `seconds`. weight: of the correction for its number of rows, above 1
+  // for steps that are rare.
+  void correct(const StepShape& shape, double seconds, double weight = 1.0);
 
  private:
   double of_rows(int64_t rows) const;

@@ -212,9 +212,16 @@ TEST(Transcription, MakesUnlikelyWindowsAgain) {
   const std::vector<float> tried = temperatures({});
   ASSERT_EQ(tried.size(), all.size());
   for (size_t i = 0; i < all.size(); ++i) EXPECT_NEAR(tried[i], all[i], 1e-6);
+  // The encoder ran once.
+  EXPECT_EQ(engine->stats().encoder.queries, 6);
+  EXPECT_EQ(engine->stats().encoder.hits, 5);
   EXPECT_EQ(temperatures({.compression_ratio = 100.0f, .logprob = -20.0f}).size(), 1u);
   EXPECT_EQ(temperatures({.compression_ratio = 0.1f, .logprob = -20.0f}).size(), all.size());
   EXPECT_EQ(temperatures({.temperature_increment = 0.0f}).size(), 1u);
+  const int64_t hits = engine->stats().encoder.hits;
+  options.cache_salt = "another caller";
+  EXPECT_EQ(temperatures({.temperature_increment = 0.0f}).size(), 1u);
+  EXPECT_EQ(engine->stats().encoder.hits, hits);
 }
 
 SpeechTokens plain_tokens() {

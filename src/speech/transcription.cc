@@ -85,6 +85,7 @@ Request Transcription::next_window() {
     const auto from = features_.begin() + m * stride_ + seek_;
     std::copy(from, from + there, request.features.begin() + m * request.frames);
   }
+  request.cache_salt = options_.cache_salt;
   request.prompt = earlier_text();
   request.prompt.push_back(t.start);
   window_.weights.reset();

@@ -44,6 +44,7 @@ struct TranscribeOptions {
   // The text of earlier windows stands before each window, unless it was made at a temperature
   // above 0.5.
   bool condition_on_previous_text = false;
+  std::string cache_salt;  // requests with different salts share nothing in the cache
   bool words = false;  // with times of words. REQUIRES: the model has alignment heads
 };
 

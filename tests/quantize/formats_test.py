@@ -31,6 +31,7 @@ FORMS = {
     "W2A16_G32_ASYM": (2, "gptq"), "W8A16_CHANNEL": (8, "compressed-tensors"),
     "W3A16_CHANNEL_ASYM": (3, "compressed-tensors gptq"), "W5A16_ASYM_G64": (5, "compressed-tensors"),
     "W4A8_G32": (4, "compressed-tensors"), "NF4_PLAIN": (4, "bitsandbytes"), "FP4_PLAIN": (4, "bitsandbytes"),
+    "LLM_INT8_OUTLIERS": (8, "bitsandbytes"),
 }
 # Error over the logits' own size, of this model, in units of 2 to the power of -bits.
 LEAST, MOST = 2.5, 5.5

@@ -2,6 +2,7 @@
 
 usage: methods_test.py Methods|Results
 """
+import array
 import glob
 import json
 import os
@@ -10,7 +11,7 @@ import subprocess
 import time
 import unittest
 
-from quantize_case import FRESHET, QuantizeCase, random_llama
+from quantize_case import FRESHET, LAYER, LINEARS, QuantizeCase, bf16, random_llama, read_tensors, write_safetensors
 
 
 class Methods(QuantizeCase):
@@ -38,6 +39,58 @@ class Methods(QuantizeCase):
                         continue  # errors of other matrices: theirs are scaled
                     self.assertLess(reports[method]["mean_relative_error"], reports["rtn"]["mean_relative_error"])
 
+    def test_outlier_columns(self):
+        """Inputs of two channels are far above the others: rounded to 8 bits with them, the others lose most bits."""
+        model, ids = random_llama(self.path("m")), self.ids()
+        tensors = read_tensors(os.path.join(model, "model.safetensors"))
+        for layer in range(2):
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                kind, shape, data = tensors[LAYER(layer) + name + ".weight"]
+                values = array.array("H", data)
+                values[7] = values[200] = bf16(150.0)
+                tensors[LAYER(layer) + name + ".weight"] = (kind, shape, values.tobytes())
+        write_safetensors(os.path.join(model, "model.safetensors"), tensors)
+        base = self.logits(model, ids)
+        errors = {}
+        for scheme in ("W8A8", "LLM_INT8", "LLM_INT8_OUTLIERS"):
+            out = self.path(scheme)
+            flags = ("--outlier-threshold", "60") if scheme == "LLM_INT8_OUTLIERS" else ()
+            report = self.quantize(model, out, scheme, "--method", "rtn", "--calibration", ids, *flags)
+            errors[scheme] = self.distance(base, self.logits(out, ids, served=True))
+        self.assertLess(errors["LLM_INT8_OUTLIERS"] * 4, errors["W8A8"], errors)
+        self.assertLess(errors["LLM_INT8_OUTLIERS"] * 1.5, errors["LLM_INT8"], errors)  # blocks are rounded together
+        found = {l["tensor"]: l.get("outlier_columns", 0) for l in report["linears"]}
+        for layer in range(2):
+            for name in LINEARS:
+                reads_norm = name not in ("self_attn.o_proj", "mlp.down_proj")
+                self.assertGreaterEqual(found[LAYER(layer) + name + ".weight"], 2 if reads_norm else 0, name)
+        stored = read_tensors(os.path.join(out, "model.safetensors"))
+        kind, shape, data = stored[LAYER(0) + "self_attn.q_proj.outlier_columns"]
+        self.assertEqual((kind, list(array.array("i", data))), ("I32", [7, 200]))
+        self.assertEqual(stored[LAYER(0) + "self_attn.q_proj.outlier_weight"][:2], ("BF16", [256, 2]))
+        about = json.loads(self.succeeds("inspect", out, "--json"))["quantization"]
+        self.assertEqual((about["scheme"], about["outlier_threshold"]), ("LLM_INT8_OUTLIERS", 60))
+        self.assertEqual(about["outlier_columns"], sum(found.values()))
+
+    def test_outlier_options(self):
+        model = random_llama(self.path("m"), hidden=64, ffn=128, layers=1)
+        flags = ("quantize", model, "-o", self.path("o"), "--scheme")
+        self.fails(2, *flags, "LLM_INT8_OUTLIERS", says="needs --calibration FILE: that tells which columns")
+        self.fails(2, *flags, "W8A8", "--outlier-threshold", "6", says="is for --scheme LLM_INT8_OUTLIERS")
+        self.fails(2, *flags, "Q4_K_M", "--outlier-threshold", "6", says="is for --scheme LLM_INT8_OUTLIERS")
+        self.fails(2, *flags, "W8A8_OUTLIERS", says="W8A8 has no form with _OUTLIERS")
+
+    def test_a_device_changes_nothing(self):
+        """auto: a GPU, or the processor where there is none."""
+        model, ids = random_llama(self.path("m"), hidden=64, ffn=128, layers=1), self.ids()
+        files = []
+        for device in ("cpu", "auto"):
+            out = self.path(device)
+            self.quantize(model, out, "W4A16_G32", "--calibration", ids, "--device", device, "--name", "m")
+            files.append(self.files(out))
+        self.assertEqual(*files)
+        self.fails(2, "quantize", model, "-o", self.path("o"), "--scheme", "W8A8", "--device", "tpu", says="tpu")
+
     def test_combinations(self):
         model, ids = random_llama(self.path("m"), hidden=64, ffn=128, layers=1), self.ids()
         flags = ("--scheme", "W4A16_G32", "--calibration", ids)
@@ -56,7 +109,8 @@ class Methods(QuantizeCase):
 class Results(QuantizeCase):
     def test_neither_threads_nor_memory_change_a_bit(self):
         model, ids = random_llama(self.path("m"), layers=3), self.ids(windows=20, length=60)
-        for scheme, method in (("W4A16", "gptq"), ("W4A16", "awq"), ("W8A8", "smoothquant"), ("Q4_K_M", "imatrix+gptq")):
+        for scheme, method in (("W4A16", "gptq"), ("W4A16", "awq"), ("W8A8", "smoothquant"), ("Q4_K_M", "imatrix+gptq"),
+                               ("LLM_INT8_OUTLIERS", "rtn")):
             results = []
             for flags in (("-t", "1"), ("-t", "2"), ("-t", "2", "--memory", "0")):
                 out = self.path(f"{scheme}-{method}-{len(results)}")

@@ -105,9 +105,10 @@ class QuantizeCase(Case):
         self.assertFalse(os.path.exists(output + ".partial"))
         return json.loads(out)
 
-    def logits(self, model, ids):
+    def logits(self, model, ids, served=False):
         out = self.path("logits.safetensors")
-        self.succeeds("eval", "logits", model, "--ids", ids, "-o", out, "--reference")
+        flags = () if served else ("--reference",)  # served: activations are rounded as the format's kernels do
+        self.succeeds("eval", "logits", model, "--ids", ids, "-o", out, *flags)
         tensors = load_safetensors(out)
         return [tensors[f"logits_{i}"][1] for i in range(len(tensors))]
 

@@ -137,6 +137,25 @@ class Transcriptions(Case):
         self.assertEqual(vtt.split("\n")[0], "WEBVTT")
         self.assertEqual(srt.count("-->"), vtt.count("-->"))
 
+    def test_a_sound_is_encoded_once_for_each_key(self):
+        file = wav(sound(77, 9000))
+        server = Server("--reference", "--api-key", "a", "--api-key", "b", model=MODEL, template=None)
+        try:
+            hits = []
+            for key in ("a", "b", "a"):
+                headers = {"Authorization": f"Bearer {key}"}
+                status, _, answer = server.request(
+                    "POST", "/v1/audio/transcriptions", form([("language", "en"), *ONCE], file),
+                    {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}", **headers})
+                self.assertEqual(status, 200, answer)
+                lines = server.request("GET", "/metrics", headers=headers)[2].decode().split("\n")
+                hits.append([next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+                             for name in ("vllm:mm_cache_queries_total", "vllm:mm_cache_hits_total",
+                                          "freshet:encoder_cache_hits_total")])
+            self.assertEqual(hits, [[1, 0, 0], [2, 0, 0], [3, 1, 1]])
+        finally:
+            server.stop()
+
     def test_a_stream_adds_up(self):
         for seed, count in ((4, 12000), (1, 52000)):
             file = wav(sound(seed, count))

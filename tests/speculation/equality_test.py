@@ -114,6 +114,26 @@ def eagle3(folder, s, boundaries=(0, 1)):
     return save_folder(os.path.join(folder, "eagle3"), config, tensors, 2)
 
 
+def p_eagle(folder, s):
+    h = s.hidden
+    tensors = {"fc.weight": [h, 2 * h], "layers.0.hidden_norm.weight": [h], "norm.weight": [h],
+               "lm_head.weight": [s.vocab, h], "mask_hidden": [1, 2 * h], "embed_tokens.weight": [s.vocab + 1, h]}
+    for i in range(3):
+        tensors.update({**s.layer(f"layers.{i}.", h if i else 2 * h), f"layers.{i}.input_layernorm.weight": [h]})
+    config = s.config(eagle_aux_hidden_state_layer_ids=[0, 1], ptd_token_id=s.vocab)
+    return save_folder(os.path.join(folder, "p-eagle"), {**config, "num_hidden_layers": 3}, tensors, 6)
+
+
+def dflash(folder, s, **more):
+    h = s.hidden
+    tensors = {"fc.weight": [h, 2 * h], "hidden_norm.weight": [h], "norm.weight": [h]}
+    for i in range(2):
+        tensors.update({**s.layer(f"layers.{i}.", h), f"layers.{i}.input_layernorm.weight": [h]})
+    config = {**s.config(aux_hidden_state_layer_ids=[0, 1]), "num_hidden_layers": 2,
+              "speculators_model_type": "dflash", "block_size": 6, "mask_token_id": 3, **more}
+    return save_folder(os.path.join(folder, "dflash"), config, tensors, 7)
+
+
 def medusa(folder, s):
     path = os.path.join(folder, "medusa.safetensors")
     tensors = {}
@@ -332,20 +352,37 @@ class Parallel(Case):
 
     def test_a_head_with_masks(self):
         """P-EAGLE: three layers, and rows of a mask token behind the target's vocabulary."""
-        s = Shape("llama")
-        h = s.hidden
-        tensors = {"fc.weight": [h, 2 * h], "layers.0.hidden_norm.weight": [h], "norm.weight": [h],
-                   "lm_head.weight": [s.vocab, h], "mask_hidden": [1, 2 * h], "embed_tokens.weight": [s.vocab + 1, h]}
-        for i in range(3):
-            tensors.update({**s.layer(f"layers.{i}.", h if i else 2 * h), f"layers.{i}.input_layernorm.weight": [h]})
-        config = s.config(eagle_aux_hidden_state_layer_ids=[0, 1], ptd_token_id=s.vocab)
-        head = save_folder(self.path("p-eagle"), {**config, "num_hidden_layers": 3}, tensors, 6)
+        head = p_eagle(self.folder, Shape("llama"))
         base = {"method": "eagle3", "model": head, "parallel_drafting": True}
         for options in (GREEDY, SAMPLED, PENALISED):
             with self.subTest(options=options):
                 for drafted, _ in self.check("llama", options, [{**base, "num_speculative_tokens": 4}, base]):
                     self.assertGreater(drafted, 0)
         self.check("llama", GREEDY, [{**base, "num_speculative_tokens": 3, "rejection_sample_method": "rejection"}])
+
+
+class DFlash(Case):
+    """Blocks of masks that see one another, and the target's states as keys and values."""
+
+    def test_blocks_change_nothing(self):
+        models = [m for m in MODELS if Shape(m).layers >= 2]
+        for number, model in enumerate(models if FULL else models[::5]):
+            base = {"method": "dflash", "model": dflash(self.folder, Shape(model))}
+            configs = [{**base, "num_speculative_tokens": 5}, base, {**base, "method": ["ngram", "dflash"]}]
+            for options in [GREEDY, SAMPLED, PENALISED] if FULL else [(GREEDY, SAMPLED, PENALISED)[number % 3]]:
+                with self.subTest(model=model, options=options):
+                    for drafted, _ in self.check(model, options, configs):
+                        self.assertGreater(drafted, 0)
+
+    def test_windows_and_rules(self):
+        windows = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+        for non_causal in (False, True):
+            head = dflash(self.folder, Shape("llama"), sliding_window_non_causal=non_causal, **windows)
+            base = {"method": "dflash", "model": head, "num_speculative_tokens": 4}
+            self.check("llama", SAMPLED, [base])
+        self.check("llama", SAMPLED + ["--samples", "3"], [base])
+        for rule in ("rejection", "block"):
+            self.check("llama", GREEDY, [{**base, "rejection_sample_method": rule}])
 
 
 class EarlyExit(Case):
@@ -513,6 +550,7 @@ class Budgets(Case):
                        {"method": "eagle", "model": eagle(self.folder, s), "tree_nodes": 8,
                         "tree_max_batch": 64},
                        {"method": "medusa", "model": medusa(self.folder, s), "num_speculative_tokens": 3},
+                       {"method": "dflash", "model": dflash(self.folder, s)},
                        {"method": "ngram"}):
             with self.subTest(config=config):
                 got = self.answers(model, lists, *narrow, "--speculative-config", json.dumps(config))
@@ -551,6 +589,16 @@ class WrongInput(Case):
         self.refused({"method": "draft_model", "model": own, "parallel_drafting": True}, "pard_token")
         plain = eagle3(self.folder, Shape("llama"))
         self.refused({"method": "eagle3", "model": plain, "parallel_drafting": True}, "mask_hidden")
+        self.refused({"method": "eagle3", "model": p_eagle(self.folder, Shape("llama"))},
+                     'add "parallel_drafting": true')
+        blocks = dflash(self.folder, Shape("llama"))
+        self.refused({"method": "dflash"}, "needs")
+        self.refused({"method": "dflash", "model": blocks, "num_speculative_tokens": 6},
+                     "blocks of 6 rows", "at most 5")
+        self.refused({"method": "dflash", "model": blocks, "tree_nodes": 8}, "drafts no trees")
+        self.refused({"method": "dflash", "model": blocks, "parallel_drafting": True}, "draft_model and eagle3")
+        self.refused({"method": "dflash", "model": plain}, "hidden_norm")
+        self.refused({"method": "eagle3", "model": blocks}, "for another model")
         self.refused({"method": "ngram", "speed": 9}, '"speed"', "num_speculative_tokens")
         self.refused({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens")
         self.refused({"method": "ngram", "model": os.path.join(GOLDEN, "llama")}, "takes no")

@@ -18,6 +18,9 @@ inline constexpr int64_t kDepthBlocks = 16;
 inline constexpr int kDepthStretchBytes = kDepthBlocks * 64;
 inline constexpr int kDepthGroup = 16;
 inline constexpr int64_t kDepthTokens = 256;
+inline constexpr int64_t kSplitTokens = 512;  // splitting panels again costs more than L2 traffic
+template <class N>
+inline constexpr int64_t kTokensAtATime = N::kSplit ? kSplitTokens : kDepthTokens;
 inline constexpr int64_t kStreamAhead = 4;  // blocks that each of two panels is prefetched to L1
 inline constexpr int64_t kDepthSums = 4 * kTileInts;  // sums of a step and two panels
 inline constexpr int64_t kTileBytes = kTileRows * kLine;
@@ -39,7 +42,7 @@ struct DepthScratch {
   static constexpr int64_t kPanelBytes = N::kSplit ? kDepthBlocks / N::kPlanes * 2 * kTileBytes : 0;
   alignas(64) uint8_t panels[kDepthGroup * kPanelBytes + 64];  // split
   alignas(64) uint8_t rows[kCopyBytes<N::kPlanes, kDepthStretchBytes>];
-  alignas(64) float sums[kDepthGroup / 2 * kDepthTokens / (2 * kTileRows) * kDepthSums];
+  alignas(64) float sums[kDepthGroup / 2 * kTokensAtATime<N> / (2 * kTileRows) * kDepthSums];
 };
 
 // A stretch of one or two panels times a step's tokens. The two panels are adjacent, or with SwiGLU
@@ -347,7 +350,7 @@ void depth_many(const MatmulCall& c, int64_t first, int64_t last) {
   Stretch at{};
   at.blocks = blocks_of(c.cols, Packed<typename N::Lines>::kLayout.block);
   const int64_t step = few ? at.blocks : kDepthBlocks / N::kPlanes;
-  const int64_t tokens = tokens_at_a_time(c.tokens, kDepthTokens);
+  const int64_t tokens = tokens_at_a_time(c.tokens, kTokensAtATime<N>);
   const int group = c.gate != nullptr ? kDepthGroup / 2 : kDepthGroup;  // gate and up each
   for (at.t0 = 0; at.t0 < c.tokens; at.t0 += tokens) {
     at.t1 = at.t0 + tokens < c.tokens ? at.t0 + tokens : c.tokens;

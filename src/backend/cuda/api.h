@@ -24,7 +24,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 27;
+inline constexpr int kApiVersion = 29;
 inline constexpr int kTokenTile = 8;   // rows of an activation tile
 inline constexpr int kPadCols = 64;    // activations are padded to a multiple of this many columns
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -180,7 +180,9 @@ struct AttentionArgs {
   int32_t max_context;  // an upper bound on the batch's context lengths
   int32_t max_queries;  // an upper bound on the queries of a sequence
   int32_t single;       // the first `single` sequences have one query each
-  float* partial;       // scratch for their KV splits; nullptr: one block processes each context
+  // Scratch for the KV splits of the first `partial_tokens` tokens; nullptr: one block processes
+  // each context.
+  float* partial;
   Activations act;
   int32_t only_act;  // only `act` is read: `out` may stay unwritten
   // nullptr, or (host) what heads() would do first, with the parts q, keys and values. The rows of
@@ -195,6 +197,7 @@ struct AttentionArgs {
   // context.
   const float* distance_bias;
   int32_t bias_reach;
+  int32_t partial_tokens;
 };
 
 // Where an operation finds the states of the batch's sequences (ops/state.h). All arrays but the
@@ -418,7 +421,7 @@ struct AttentionApi {
   int (*rope_table)(Context*, float* cos_sin, const int32_t* positions, const float* inv_freq,
                     int64_t tokens, int64_t half, float scale, float gain, float interval);
   int (*heads)(Context*, const HeadsArgs* args);
-  int64_t (*partial_bytes)(Context*, int sequences, int heads, int value_dim, int64_t context);
+  int64_t (*partial_bytes)(Context*, int tokens, int heads, int value_dim, int64_t context);
   int (*attention)(Context*, const AttentionArgs* args);
   // The Hadamard transform of each head's `dim` features (ops/kv_type.h); out may be x.
   int (*rotate_heads)(Context*, const Rows* out, const Rows* x, int heads, int dim);
@@ -472,6 +475,17 @@ struct RowApi {
   int (*sigmoid_gate)(Context*, const Rows* x, const Rows* gate);
   int (*sigmoid_product)(Context*, const Rows* x, const Rows* gate);
   int (*xielu)(Context*, const Rows* x, float positive, float negative, float beta, float eps);
+  // kept = x with zeros in `columns`, of which there are apart->cols; apart = these columns of x.
+  int (*split_columns)(Context*, const Rows* kept, const Rows* apart, const Rows* x,
+                       const int32_t* columns);
+};
+
+// Statistics of calibration.
+struct MomentApi {
+  // sums[i, j] += the sum of x[t, i] * x[t, j] over the rows t, with the bits of the processor's
+  // exact F32 GEMM: blocks of 32 rows, of each the even and the odd rows apart by FMA, then added.
+  // sums: [x.cols, x.cols], symmetric; x.cols a multiple of four, rows of x aligned to 16 bytes.
+  int (*add_moments)(Context*, float* sums, const Rows* x);
 };
 
 struct SamplingApi {
@@ -482,7 +496,8 @@ struct SamplingApi {
   int (*sample)(Context*, const Rows* logits, const int32_t* words, const int32_t* tokens,
                 int32_t* ids);
   // ids[i] = named[from[i]] (a sampled token) where from[i] >= 0.
-  int (*take_ids)(Context*, int32_t* ids, const int32_t* from, int64_t count, const int32_t* named);
+  int (*take_ids)(Context*, int32_t* ids, const int32_t* from, int64_t count, const int32_t* named,
+                  const int32_t* map);
 };
 
 // What open() reports about a device.
@@ -512,6 +527,7 @@ struct Api {
   SamplingApi sampling;
   StateApi states;
   CopyApi copies;
+  MomentApi moments;
 };
 
 using ApiFunction = const Api* (*)();

@@ -352,6 +352,9 @@ size_t CudaDevice::scratch_bytes(const ops::Ops::ShapeLimits& l) const {
                                 4 * floats(places) + floats(pairs));
     }
   }
+  // A product in two parts has both halves of its input there, and their encoded forms.
+  most +=
+      floats(l.tokens * l.split_cols) + (l.split_cols > 0 ? fragments(l.tokens, l.split_cols) : 0);
   return 2 * most + (size_t{4} << 20);
 }
 

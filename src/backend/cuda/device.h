@@ -59,6 +59,9 @@ class CudaDevice final : public ops::Device {
   void matmul(const Matrix& x, std::span<const ops::Product> products) override;
   void matmul_heads(const Matrix& x, std::span<const ops::Weight> weights,
                     const Matrix& out) override;
+  void split_columns(const Matrix& x, const ops::OutlierColumns& outliers, Matrix& kept,
+                     Matrix& apart) override;
+  void add_moments(float* sums, const Matrix& x) override;
   void norm(const Matrix& out, const Matrix& x, const ops::Norm& norm) override;
   void norm_heads(const Matrix& x, int heads, int head_dim, const ops::Norm& norm,
                   bool weight_per_head) override;
@@ -88,8 +91,8 @@ class CudaDevice final : public ops::Device {
   bool samples(int64_t vocab) const override { return api_.sampling.samples(ctx_, vocab) != 0; }
   void sample(const Matrix& logits, std::span<const int32_t> words, std::span<const int32_t> tokens,
               int32_t* ids) override;
-  void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
-                const int32_t* named) override;
+  void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from, const int32_t* named,
+                const int32_t* map) override;
   void note(int which) override;
   void await(int which) override;
   void route(const Matrix& logits, const ops::Routing& routing, int32_t* ids,

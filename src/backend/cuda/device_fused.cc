@@ -2,6 +2,7 @@
 #include <array>
 
 #include "backend/cuda/arguments.h"
+#include "backend/cuda/attention/decode_sm90.h"
 #include "backend/cuda/device.h"
 
 namespace freshet::cuda {
@@ -125,11 +126,17 @@ void CudaDevice::run_attention(const Matrix& out, const Matrix& q, const ops::Kv
     a.max_queries = std::max(a.max_queries, queries);
     if (a.single == s && queries == 1) ++a.single;
   }
-  const auto partial = static_cast<size_t>(api_.attention.partial_bytes(
-      ctx_, a.single, params.heads, cache.shape.value_dim, a.max_context));
-  const bool split = a.single > 0 && partial <= scratch_.size() / 4;
-  if (split) a.partial = reinterpret_cast<float*>(scratch(partial));
-  const bool all_single = split && a.single == batch.sequences();
+  // With more rows a context is processed by a block.
+  const int64_t rows = int64_t{a.max_queries} * (params.heads / cache.shape.kv_heads);
+  for (const int tokens : {rows <= kExtendRows ? a.batch.tokens : a.single, a.single}) {
+    const auto partial = static_cast<size_t>(api_.attention.partial_bytes(
+        ctx_, tokens, params.heads, cache.shape.value_dim, a.max_context));
+    if (tokens == 0 || partial > scratch_.size() / 4) continue;
+    a.partial = reinterpret_cast<float*>(scratch(partial));
+    a.partial_tokens = tokens;
+    break;
+  }
+  const bool all_single = a.partial != nullptr && a.single == batch.sequences();
   const bool rotated = ops::info(cache.shape.type).value.rotated;
   if (rotated) reader = nullptr;  // the result is not complete before it is rotated back
   if (reader != nullptr && (all_single || !keep)) {

@@ -43,6 +43,21 @@ void CudaDevice::matmul(const Matrix& x, std::span<const ops::Product> products)
   run_products(x, products, forms);
 }
 
+void CudaDevice::split_columns(const Matrix& x, const ops::OutlierColumns& outliers, Matrix& kept,
+                               Matrix& apart) {
+  const auto count = std::ssize(outliers.columns);
+  kept = {scratch_array<float>(x.rows * x.cols), x.rows, x.cols, x.cols};
+  apart = {scratch_array<float>(x.rows * count), x.rows, count, count};
+  const Rows to = rows_of(kept), listed = rows_of(apart), from = rows_of(x);
+  check(api_.rows.split_columns(ctx_, &to, &listed, &from, outliers.list.as<int32_t>()),
+        "split_columns");
+}
+
+void CudaDevice::add_moments(float* sums, const Matrix& x) {
+  const Rows rows = rows_of(x);
+  check(api_.moments.add_moments(ctx_, sums, &rows), "add_moments");
+}
+
 // Heads whose columns are whole units are slices of one encoded matrix.
 bool CudaDevice::slices_heads(const ops::Weight& first, int64_t tokens) const {
   const Order order = api_.gemm.order_for(ctx_, code_of(first.format), tokens);
@@ -241,9 +256,9 @@ void CudaDevice::sample(const Matrix& logits, std::span<const int32_t> words,
 }
 
 void CudaDevice::take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
-                          const int32_t* named) {
+                          const int32_t* named, const int32_t* map) {
   auto* to = const_cast<int32_t*>(ints(ids));  // the device's copy, owned by the step
-  check(api_.sampling.take_ids(ctx_, to, ints(from), std::ssize(ids), named), "take_ids");
+  check(api_.sampling.take_ids(ctx_, to, ints(from), std::ssize(ids), named, map), "take_ids");
 }
 
 }  // namespace freshet::cuda

@@ -221,6 +221,10 @@ TEST(KernelRows, AttentionByQueriesAndHeads) {
   EXPECT_EQ(row(), "attention_sm80");
   p.key_dim = p.value_dim = 64;
   p.single = false;
+  p.tokens = 16;
+  EXPECT_EQ(row(), "extend_sm90");
+  p.tokens = 17;
+  EXPECT_EQ(row(), "prefill_sm90");
   p.tokens = 128;
   EXPECT_EQ(row(), "prefill_sm90");
   EXPECT_EQ(row(kDecodeSm90), "prefill_sm90");

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/hash.h"
+#include "ops/device.h"
 
 namespace freshet::quantizer {
 
@@ -11,11 +12,18 @@ struct InputCollector::Shared {
   InputStats stats;
   int32_t first_reader = -1;
   std::vector<double> sum_abs, sum_square;  // [cols]
+  Buffer gram_there;                        // the sums in the device's memory until finish()
 };
 
+namespace {
+
+constexpr int64_t kPad = 32;  // the kernels' step along a row
+
+}  // namespace
+
 InputCollector::InputCollector(const Wants& wants, ops::Ops& ops, int64_t step_tokens,
-                               int64_t step_cols)
-    : wants_(wants), ops_(ops), step_tokens_(step_tokens), step_cols_(step_cols) {}
+                               int64_t step_cols, ops::Device* device)
+    : wants_(wants), ops_(ops), step_tokens_(step_tokens), step_cols_(step_cols), device_(device) {}
 
 InputCollector::~InputCollector() = default;
 
@@ -47,13 +55,36 @@ void InputCollector::before(const ops::Weight& weight, const Matrix& x) {
     s->sum_square.resize(cols);
     s->first_reader = weight.id;
     const bool wanted = wants_.gram_of.empty() || std::ranges::count(wants_.gram_of, weight.id) > 0;
-    if (wants_.gram && wanted) s->stats.gram.resize(cols * cols);
+    if (wants_.gram && wanted) make_room_for_gram(*s);
     by_id_[weight.id] = s;
   }
   in_step_[hash] = s;
   add_samples(*s, x);
   add_sums(*s, x);
-  if (!s->stats.gram.empty()) add_gram(*s, x);
+  if (s->gram_there.size() > 0) {
+    add_gram_there(*s, x);
+  } else if (!s->stats.gram.empty()) {
+    add_gram(*s, x);
+  }
+}
+
+// On the device if it has the memory.
+void InputCollector::make_room_for_gram(Shared& s) {
+  const auto cols = static_cast<size_t>(s.stats.cols);
+  if (device_ != nullptr && cols % 4 == 0) {
+    const size_t inputs = static_cast<size_t>(most_summed()) * cols * sizeof(float);
+    if (inputs > inputs_there_.size()) {
+      inputs_there_ = {};
+      if (auto room = Buffer::allocate(inputs, device_); room.ok())
+        inputs_there_ = std::move(*room);
+    }
+    if (inputs <= inputs_there_.size()) {
+      auto sums = Buffer::allocate(cols * cols * sizeof(float), device_);
+      if (sums.ok()) s.gram_there = std::move(*sums);
+    }
+    if (s.gram_there.size() > 0) return;
+  }
+  s.stats.gram.resize(cols * cols);
 }
 
 void InputCollector::storing(const Matrix& k, const Matrix& v) {
@@ -93,10 +124,35 @@ void InputCollector::add_sums(Shared& s, const Matrix& x) {
   s.stats.tokens += x.rows;
 }
 
+// The most tokens whose products are summed before they are added to the others.
+int64_t InputCollector::most_summed() const {
+  return std::max<int64_t>(step_cols_ / kPad, 1) * kPad;
+}
+
+// gram += x^T x with the bits of add_gram().
+void InputCollector::add_gram_there(Shared& s, const Matrix& x) {
+  const int64_t most = most_summed();
+  for (int64_t first = 0; first < x.rows && failure_.ok(); first += most) {
+    const Matrix part = x.slice_rows(first, std::min(most, x.rows - first));
+    const float* from = part.data;
+    if (part.stride != part.cols) {
+      turned_.clear();
+      for (int64_t t = 0; t < part.rows; ++t)
+        turned_.insert(turned_.end(), part.row(t), part.row(t) + part.cols);
+      from = turned_.data();
+    }
+    failure_ = device_->write(inputs_there_.data(), from,
+                              static_cast<size_t>(part.rows * part.cols) * sizeof(float));
+    if (!failure_.ok()) return;
+    device_->add_moments(s.gram_there.as<float>(),
+                         {inputs_there_.as<float>(), part.rows, part.cols, part.cols});
+    device_->wait();
+  }
+}
+
 // gram += x^T x, as products of x^T with itself as a weight: the kernels of the model do the work.
 void InputCollector::add_gram(Shared& s, const Matrix& x) {
-  constexpr int64_t kPad = 32;  // the kernels' step along a row
-  const int64_t most = std::max<int64_t>(step_cols_ / kPad, 1) * kPad;
+  const int64_t most = most_summed();
   for (int64_t first = 0; first < x.rows; first += most) {
     const int64_t tokens = std::min(most, x.rows - first);
     const int64_t padded = (tokens + kPad - 1) / kPad * kPad;
@@ -132,9 +188,16 @@ void InputCollector::add_gram(Shared& s, const Matrix& x) {
 
 Status InputCollector::finish() {
   turned_ = {};
+  inputs_there_ = {};
   if (!failure_.ok()) return failure_;
   for (const auto& s : all_) {
     InputStats& stats = s->stats;
+    if (s->gram_there.size() > 0) {
+      stats.gram.resize(s->gram_there.size() / sizeof(float));
+      device_->fetch(stats.gram.data(), s->gram_there.data(), s->gram_there.size());
+      device_->wait();
+      s->gram_there = {};
+    }
     const auto tokens = static_cast<double>(stats.tokens);
     for (size_t c = 0; c < s->sum_abs.size(); ++c) {
       stats.mean_abs.push_back(static_cast<float>(s->sum_abs[c] / tokens));

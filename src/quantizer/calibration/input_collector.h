@@ -27,8 +27,10 @@ class InputCollector final : public ops::ProjectionHooks {
     std::vector<int32_t> gram_of;
   };
   // `ops` are those of the model, reserved for steps of at most `step_tokens` tokens and inputs of
-  // at least `step_cols` columns.
-  InputCollector(const Wants& wants, ops::Ops& ops, int64_t step_tokens, int64_t step_cols);
+  // at least `step_cols` columns. `device`: nullptr, or one that sums up gram matrices, as far as
+  // its memory goes; it gives the same bits.
+  InputCollector(const Wants& wants, ops::Ops& ops, int64_t step_tokens, int64_t step_cols,
+                 ops::Device* device = nullptr);
   ~InputCollector() override;
 
   void before(const ops::Weight& weight, const Matrix& x) override;
@@ -48,11 +50,16 @@ class InputCollector final : public ops::ProjectionHooks {
   struct Shared;  // statistics of one input
   void add_sums(Shared& s, const Matrix& x);
   void add_gram(Shared& s, const Matrix& x);
+  void add_gram_there(Shared& s, const Matrix& x);
+  void make_room_for_gram(Shared& s);
+  int64_t most_summed() const;
   void add_samples(Shared& s, const Matrix& x);
 
   Wants wants_;
   ops::Ops& ops_;
   int64_t step_tokens_, step_cols_;
+  ops::Device* device_;
+  Buffer inputs_there_;  // in the device's memory
   std::vector<std::unique_ptr<Shared>> all_;
   std::map<int32_t, Shared*> by_id_;
   std::map<uint64_t, Shared*> in_step_;  // by the hash of the numbers

@@ -134,7 +134,8 @@ Result<PartRunner::Collected> PartRunner::collect(const models::Part& part,
   ops::Ops& ops = compute_->ops();
   Collected out;
   const int64_t hidden = model_.spec.hidden_size;
-  out.collector = std::make_unique<InputCollector>(wants, ops, step_tokens_, hidden);
+  out.collector =
+      std::make_unique<InputCollector>(wants, ops, step_tokens_, hidden, options_.device);
   FRESHET_RETURN_IF_ERROR(ops.set_projection_hooks(out.collector.get(), step_tokens_, hidden));
   Status done = model->reserve(step_tokens_, 1, longest_);
   if (done.ok()) done = run(*model, part.layer < 0, out.collector.get(), moves_on);

@@ -26,6 +26,7 @@ class PartRunner {
     size_t memory = size_t{1} << 30;  // of activations; beyond that they are on disk
     std::string folder;               // for those
     std::function<bool()> stop;       // asked between steps; may be empty
+    ops::Device* device = nullptr;    // as InputCollector takes it; must outlive what is collected
   };
   // References must outlive the runner. `checkpoint` may change between calls
   // (Checkpoint::replace).

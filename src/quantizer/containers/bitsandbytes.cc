@@ -8,16 +8,22 @@
 //   8 bits   X.weight I8 [N, K] and X.SCB F32 [N], the greatest magnitude of each row: a number is
 //            code * SCB / 127
 //
+// bitsandbytes looks for outliers of 8 bits in each batch. Ours are found by calibration and
+// listed: X.outlier_columns I32 [n], and the numbers of these columns in X.outlier_weight [N, n],
+// in 16 bits. Readers that know only X.weight have codes there, too.
+//
 // Blocks of 64 run through the matrix as a whole. Here they end with rows: rows that are no
 // multiple of 64 are refused.
 #include <array>
 #include <cmath>
+#include <cstring>
 
 #include "quant/levels4.h"
 #include "quantizer/containers/double_quantisation.h"
 #include "quantizer/containers/loader_facts.h"
 #include "quantizer/containers/packing.h"
 #include "quantizer/containers/rows.h"
+#include "tensor/dtype.h"
 
 namespace freshet::quantizer {
 namespace {
@@ -54,6 +60,12 @@ float scb_of(float scale) {
   return near;
 }
 
+// Outlier columns keep the model's own type where that has 16 bits.
+Scheme bnb_fit(Scheme scheme, std::string_view dtype) {
+  scheme.outlier_type = dtype == "bfloat16" ? ScaleType::kBF16 : ScaleType::kF16;
+  return scheme;
+}
+
 Status bnb_settle(CodedMatrix& m, const Scheme& s) {
   if (s.levels == Levels::kInteger) {
     for (float& scale : m.scales) scale = settled_scale(scale);
@@ -76,6 +88,22 @@ BnbTensors pack_int8(const std::string& stem, const CodedMatrix& m, const Scheme
   std::vector<StoredTensor> out;
   out.push_back(byte_tensor(stem + ".weight", m, s));
   out.push_back(f32_tensor(stem + ".SCB", {m.rows}, scb));
+  if (!m.outliers) return out;
+  const auto count = std::ssize(m.outliers->columns);
+  StoredTensor columns{stem + ".outlier_columns", "I32", {count}, {}};
+  columns.bytes.resize(m.outliers->columns.size() * sizeof(int32_t));
+  if (count > 0)
+    std::memcpy(columns.bytes.data(), m.outliers->columns.data(), columns.bytes.size());
+  out.push_back(std::move(columns));
+  if (count == 0) return out;
+  const bool bf16 = s.outlier_type == ScaleType::kBF16;
+  StoredTensor values{stem + ".outlier_weight", bf16 ? "BF16" : "F16", {m.rows, count}, {}};
+  for (const float v : m.outliers->values) {
+    const uint16_t bits = bf16 ? f32_to_bf16(v) : f32_to_f16(v);
+    values.bytes.push_back(static_cast<uint8_t>(bits));
+    values.bytes.push_back(static_cast<uint8_t>(bits >> 8));
+  }
+  out.push_back(std::move(values));
   return out;
 }
 
@@ -150,7 +178,8 @@ Result<json::Value> bnb_config(const ConfigRequest& request) {
   o["bnb_4bit_use_double_quant"] = s.double_quantised;
   o["bnb_4bit_compute_dtype"] = request.dtype;
   o["bnb_4bit_quant_storage"] = "uint8";
-  o["llm_int8_threshold"] = 6.0;
+  o["llm_int8_threshold"] =
+      s.outlier_threshold > 0.0f ? static_cast<double>(s.outlier_threshold) : 6.0;
   o["llm_int8_has_fp16_weight"] = false;
   o["llm_int8_enable_fp32_cpu_offload"] = false;
   o["llm_int8_skip_modules"] = ignored_names(request);
@@ -160,6 +189,16 @@ Result<json::Value> bnb_config(const ConfigRequest& request) {
 std::vector<Loader> bnb_loaders(const Scheme& s, const ModelFacts& facts) {
   std::vector<Loader> out;
   out.push_back(freshet_loader(facts, bnb_table(s) ? kBnbBlock : 1));
+  if (s.outlier_threshold > 0.0f) {
+    constexpr char kUnknown[] = "its loader refuses tensors that it does not know";
+    out.push_back(not_in("vLLM", kUnknown));
+    out.push_back(not_in("SGLang", kUnknown));
+    out.push_back(loads_in("transformers",
+                           "with bitsandbytes, which finds outliers itself, in each batch, and "
+                           "reports the tensors with ours as unexpected"));
+    out.push_back(llama_cpp_loader());
+    return out;
+  }
   out.push_back(loads_in("vLLM"));
   out.push_back(loads_in("SGLang"));
   out.push_back(loads_in("transformers", "with bitsandbytes"));
@@ -169,7 +208,7 @@ std::vector<Loader> bnb_loaders(const Scheme& s, const ModelFacts& facts) {
 
 }  // namespace
 
-const Container kBitsAndBytesContainer = {"bitsandbytes", bnb_supports, as_it_is,      bnb_settle,
+const Container kBitsAndBytesContainer = {"bitsandbytes", bnb_supports, bnb_fit,       bnb_settle,
                                           bnb_pack,       bnb_config,   no_side_files, bnb_loaders};
 
 }  // namespace freshet::quantizer

@@ -48,7 +48,7 @@ Status compressed_supports(const Scheme& s) {
     return unsupported("compressed-tensors: scheme {} has zero points with quantised activations",
                        s.name);
   }
-  if (s.name == "LLM_INT8") {
+  if (s.name.starts_with("LLM_INT8")) {
     return unsupported("compressed-tensors has no columns of 16 bits at run time, as scheme {} has",
                        s.name);
   }

@@ -50,6 +50,9 @@ constexpr Preset kPresets[] = {
     {"LLM_INT8", Levels::kInteger, 8, 0, 1, ScaleType::kF32, Activations::kInt8Token},
 };
 
+// bitsandbytes' llm_int8_threshold.
+constexpr float kOutlierThreshold = 6.0f;
+
 struct Alias {
   const char* name;
   const char* preset;
@@ -79,8 +82,9 @@ Status unknown_scheme(std::string_view name) {
   for (const Alias& a : kAliases) names.emplace_back(a.name);
   const std::string close = nearest(upper(name), names);
   return invalid_argument(
-      "scheme '{}' is unknown{}; there are {}, and with a suffix _G32 (any group), _CHANNEL, _ASYM "
-      "or _PLAIN",
+      "scheme '{}' is unknown{}; there are {}, and with a suffix _G32 (any group), _CHANNEL, "
+      "_ASYM, "
+      "_PLAIN or _OUTLIERS",
       name, close.empty() ? "" : fmt::format(": did you mean {}?", close), list);
 }
 
@@ -107,6 +111,10 @@ Status apply_suffix(std::string_view name, const Preset& preset, std::string_vie
   }
   if (suffix == "ASYM" && preset.any_group && preset.activations == Activations::kNone) {
     scheme.symmetric = false;
+    return {};
+  }
+  if (suffix == "OUTLIERS" && std::string_view(preset.name) == "LLM_INT8") {
+    scheme.outlier_threshold = kOutlierThreshold;
     return {};
   }
   if (suffix == "CHANNEL" && preset.any_group) {
@@ -151,6 +159,10 @@ std::vector<std::string> scheme_names() {
   std::vector<std::string> names;
   for (const Preset& p : kPresets) names.emplace_back(p.name);
   return names;
+}
+
+bool needs_inputs(const Scheme& scheme) {
+  return needs_input_scale(scheme) || scheme.outlier_threshold > 0.0f;
 }
 
 bool needs_input_scale(const Scheme& scheme) {

@@ -69,6 +69,13 @@ Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, co
                                   const Inputs& inputs, const MethodOptions& options,
                                   ThreadPool& pool);
 
+// Takes columns out of a matrix [rows, cols], before it is quantised: zeros take their place, which
+// cost no error. `type`: of the stored numbers, kBF16 or kF16.
+OutlierNumbers take_columns(float* w, int64_t rows, int64_t cols, std::vector<int32_t> columns,
+                            ScaleType type);
+// Gives the quantised matrix its columns back. Their codes become the nearest ones.
+void give_columns(CodedMatrix& matrix, const Scheme& scheme, OutlierNumbers columns);
+
 // The numbers that readers of the matrix compute.
 std::vector<float> dequantise(const CodedMatrix& matrix, const Scheme& scheme);
 std::vector<float> dequantise(const QuantisedMatrix& matrix, const Scheme* scheme);

@@ -179,7 +179,45 @@ std::vector<float> dequantise(const CodedMatrix& m, const Scheme& scheme) {
       out[at] = scale * (level[m.codes[at]] - zero);
     }
   }
+  if (!m.outliers) return out;
+  const std::vector<int32_t>& columns = m.outliers->columns;
+  for (size_t i = 0; i < m.outliers->values.size(); ++i) {
+    const size_t row = i / columns.size();
+    out[row * static_cast<size_t>(m.cols) + static_cast<size_t>(columns[i % columns.size()])] =
+        m.outliers->values[i];
+  }
   return out;
+}
+
+OutlierNumbers take_columns(float* w, int64_t rows, int64_t cols, std::vector<int32_t> columns,
+                            ScaleType type) {
+  OutlierNumbers out{std::move(columns), {}};
+  out.values.reserve(static_cast<size_t>(rows) * out.columns.size());
+  for (int64_t r = 0; r < rows; ++r) {
+    for (const int32_t c : out.columns) {
+      const float v = std::exchange(w[r * cols + c], 0.0f);
+      out.values.push_back(type == ScaleType::kBF16
+                               ? bf16_to_f32(f32_to_bf16(v))
+                               : f16_to_f32(f32_to_f16(std::clamp(v, -65504.0f, 65504.0f))));
+    }
+  }
+  return out;
+}
+
+void give_columns(CodedMatrix& m, const Scheme& scheme, OutlierNumbers columns) {
+  FRESHET_CHECK(scheme.levels == Levels::kInteger && scheme.symmetric && scheme.group == 0 &&
+                    scheme.group_rows == 1,
+                "outlier columns in {}", scheme.name);
+  const auto middle = static_cast<float>(1 << (scheme.bits - 1));
+  const size_t count = columns.columns.size();
+  for (size_t i = 0; i < columns.values.size(); ++i) {
+    const size_t row = i / count;
+    const float scale = m.scales[row];
+    const float code = scale > 0.0f ? std::nearbyint(columns.values[i] / scale) : 0.0f;
+    m.codes[row * static_cast<size_t>(m.cols) + static_cast<size_t>(columns.columns[i % count])] =
+        static_cast<uint8_t>(std::clamp(code, -middle, middle - 1.0f) + middle);
+  }
+  m.outliers = std::move(columns);
 }
 
 }  // namespace freshet::quantizer

@@ -32,12 +32,14 @@ struct Client {
   std::map<SequenceId, uint64_t> stream;  // which sample a sequence is
   bool split = false;                     // samples were forked
   std::vector<PictureSpan> pictures;      // a name is a content
+  uint64_t encoded = 0;                   // what its encoder makes of its input
 };
 
 class Simulation {
  public:
   explicit Simulation(uint64_t seed) : seed_(seed), random_(seed), states_(seed % 3 == 0) {
     if (seed % 5 == 1) pictures_.emplace(seed ^ 0x91C7);
+    if (seed % 7 == 2) encoders_.emplace(seed ^ 0xE7C0);
   }
   SimulationReport run();
 
@@ -50,6 +52,9 @@ class Simulation {
   void evict(const Eviction& e);
   void arrive();
   void add_pictures(NewRequest& request);
+  void add_encoder();
+  uint64_t add_input(NewRequest& request);
+  bool check_encoded(const Sequence& s);
   std::vector<int32_t> what_is_read(const Sequence& s) const;
   void meddle();
   void rob();
@@ -77,6 +82,8 @@ class Simulation {
   const uint64_t seed_;
   Random random_;
   std::optional<Random> pictures_;  // of their own, so that the other choices of a seed stay
+  std::optional<Random> encoders_;  // likewise: the model is an encoder-decoder
+  std::vector<uint64_t> encoded_;   // [blocks of encoders] what they hold
   const bool states_;               // the model has a group of states
   SimulationReport report_;
   BlockCache::Options cache_options_;

@@ -24,6 +24,8 @@ SimulationReport& SimulationReport::operator+=(const SimulationReport& other) {
   tier_loaded += other.tier_loaded;
   tier_failed += other.tier_failed;
   tier_hits += other.tier_hits;
+  encoder_runs += other.encoder_runs;
+  encoder_hits += other.encoder_hits;
   return *this;
 }
 

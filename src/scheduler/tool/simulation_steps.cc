@@ -54,6 +54,18 @@ bool Simulation::check_state(const Sequence& s, const StepItem& item,
   return good || fail(fmt::format("sequence {} shares a slot", s.id));
 }
 
+// An input of another salt is another one: outputs must not be shared across salts.
+bool Simulation::check_encoded(const Sequence& s) {
+  const Request& r = *s.request;
+  if (std::ssize(r.encoder_blocks) * kBlockTokens < r.encoder_tokens)
+    return fail(fmt::format("sequence {} lacks blocks of its encoder's output", s.id));
+  for (const int32_t block : r.encoder_blocks) {
+    if (encoded_[static_cast<size_t>(block)] != clients_.at(r.id).encoded)
+      return fail(fmt::format("sequence {} reads another encoder's output", s.id));
+  }
+  return true;
+}
+
 // Writes the item's slots and verifies everything that its attention reads.
 bool Simulation::run_item(const StepItem& item) {
   const Sequence& s = scheduler_->sequence(item.sequence);
@@ -69,6 +81,12 @@ bool Simulation::run_item(const StepItem& item) {
   for (const int32_t t : tokens) hashes.push_back(hash = extend(hash, t));
   const int32_t end = item.first + item.count;
   if (states_ && !run_state(s, item, hashes)) return false;
+  if (item.encodes) {
+    if (!s.request->ready()) return fail("a request starts that is not ready");
+    ++report_.encoder_runs;
+    for (const int32_t block : s.request->encoder_blocks)
+      encoded_[static_cast<size_t>(block)] = clients_.at(s.request->id).encoded;
+  }
   for (int g = 0; g < cache_->groups(); ++g) {
     if (g == cache_->state_group()) continue;
     const BlockTable& table = s.blocks_of(item);
@@ -139,6 +157,7 @@ bool Simulation::check_step(const Step& step) {
       }
     }
     if (states_ && !check_state(s, item, hashes)) return false;
+    if (encoders_ && !check_encoded(s)) return false;
   }
   return true;
 }

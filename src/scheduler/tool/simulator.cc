@@ -67,13 +67,28 @@ void Simulation::configure() {
 
 // Of its own random numbers, so that the other choices of a seed stay. States are not stored.
 void Simulation::add_store() {
-  if (states_) return;
+  if (states_ || encoders_) return;
   Random random(seed_ ^ 0x5704E);
   if (!random.chance(50)) return;
   store_ = std::make_unique<SimulatedStore>(
       seed_, cache_->groups(), random.one_of({1, 4, 20, 200}),
       [this](int group, int32_t block) { return slots(group, block); });
   scheduler_->set_store(*store_, random.chance(30));
+}
+
+void Simulation::add_encoder() {
+  if (!encoders_) return;
+  options_.encoder_blocks = encoders_->one_of({4, 5, 12, 40});
+  options_.share_encoders = encoders_->chance(90);
+  encoded_.assign(static_cast<size_t>(options_.encoder_blocks), 0);
+}
+
+// Of few inputs, which differ in length. Returns what the encoder makes of it.
+uint64_t Simulation::add_input(NewRequest& request) {
+  const int32_t which = encoders_->in(0, 5);
+  request.encoder_tokens = 1 + which * 12;
+  if (encoders_->chance(90)) request.encoder_content = std::string(1, static_cast<char>(which));
+  return mix(static_cast<uint64_t>(which) * 2 + (request.salt.empty() ? 0 : 1) + 77);
 }
 
 // All rows of all pictures have the same id: only their contents differ. They stand at few places,
@@ -140,6 +155,10 @@ void Simulation::arrive() {
   if (random_.chance(20)) request.pin_tokens = random_.in(0, shared);
   if (random_.chance(5)) request.compute_all = true;
   if (pictures_ && pictures_->chance(70)) add_pictures(request);
+  if (encoders_) {
+    client.encoded = add_input(request);
+    request.prepares = encoders_->chance(50);
+  }
   client.pictures = request.pictures;
   client.prompt = request.prompt;
   client.max_tokens = request.max_tokens;
@@ -368,6 +387,8 @@ bool Simulation::step() {
       if (!s.started) waiting.emplace_back(sequence, s.rank);
     }
   }
+  if (const Sequence* s = scheduler_->next_unready(); s != nullptr && encoders_->chance(60))
+    scheduler_->set_ready(s->request->id);
   const Step step = scheduler_->schedule(now_);
   ++report_.steps;
   for (const RequestId id : step.expired) {
@@ -427,6 +448,7 @@ void Simulation::end_store() {
 
 SimulationReport Simulation::run() {
   configure();
+  add_encoder();
   auto scheduler = Scheduler::create(options_, *cache_);
   if (!scheduler.ok()) {
     fail(scheduler.status().message());
@@ -459,6 +481,7 @@ SimulationReport Simulation::run() {
   if (!report_.failure.empty()) return report_;
   report_.cached_tokens = scheduler_->stats().cached_tokens;
   if (states_) report_.cached_with_states = report_.cached_tokens;
+  report_.encoder_hits = scheduler_->stats().encoder_hits;
   if (!scheduler_->idle()) fail("the scheduler keeps sequences that have ended");
   if (store_) end_store();
   scheduler_->unpin_all();

@@ -9,8 +9,8 @@
 // values are added in order of keys; splits are merged from left to right. Masked keys have weight
 // zero and change no bit, so a kernel may skip them, also by half tiles and tiles. A block may
 // process the whole context (prefill), or several blocks take splits of it, which one of them
-// merges (decode). Rows are on the 16-row side of mma, or the 64-row side of wgmma: the query heads
-// that share a KV head, of adjacent queries.
+// merges (few queries). Rows are on the 16-row side of mma, or the 64-row side of wgmma: the query
+// heads that share a KV head, of adjacent queries.
 #pragma once
 
 #include "backend/cuda/attention/attention_rows.h"
@@ -534,12 +534,17 @@ __device__ __forceinline__ void pad_e4m3(const Activations& act, int first, int6
 }
 #endif
 
-// partial: [sequence, head, KV split][value_dim sums, maximum, sum of weights, two of padding].
+// partial: [token, head, KV split][value_dim sums, maximum, sum of weights, two of padding].
 inline constexpr int kPartialEnd = 4;
-__device__ __forceinline__ float* partial_at(const AttentionArgs& a, int sequence, int head,
-                                             int piece, int pieces) {
-  return a.partial + ((static_cast<int64_t>(sequence) * a.heads + head) * pieces + piece) *
+__device__ __forceinline__ float* partial_at(const AttentionArgs& a, int token, int head, int piece,
+                                             int pieces) {
+  return a.partial + ((static_cast<int64_t>(token) * a.heads + head) * pieces + piece) *
                          (a.cache.value_dim + kPartialEnd);
+}
+
+// Whether several blocks may take the KV splits of a context.
+inline bool splits_context(const AttentionArgs& a) {
+  return a.partial != nullptr && a.batch.tokens <= a.partial_tokens;
 }
 
 // The rows that a block computes.

@@ -22,6 +22,8 @@ const AttentionRow kAttentionRows[kAttentionKernels] = {
     {"decode_cluster_sm90", 90, kAllTypes & ~bit(CacheType::kBF16), 1, 1,
      "heads of 128, few queries over short contexts", supports_decode_cluster},
     {"decode_sm90", 90, kEveryType, 1, 1, "heads of 64, 128 or 256", supports_decode},
+    {"extend_sm90", 90, kEveryType, 2, kExtendRows,
+     "heads of 64, 128 or 256, up to 64 rows of queries and heads a key head", supports_extend},
     {"prefill_sm90", 90, kAllTypes, 1, kAnyTokens,
      "heads of 64, 128 or (F16, BF16) 256, over 64 rows of queries and heads a key head",
      supports_prefill},

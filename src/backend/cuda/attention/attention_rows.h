@@ -15,7 +15,7 @@ struct AttentionProblem {
   int sequences = 0;
   bool single = false;         // every sequence has one query
   bool shared_values = false;  // values are the first features of keys
-  bool partial = false;        // there is scratch for KV splits
+  bool partial = false;        // there is scratch for the KV splits of single queries
   int window = 0;
   int64_t max_context = 0;
   bool ranged = false;          // queries have key ranges, or scores get a bias by distance
@@ -39,6 +39,7 @@ inline bool shares_codes(const AttentionProblem& p) {
 enum AttentionKernel : int {
   kDecodeClusterSm90,
   kDecodeSm90,
+  kExtendSm90,
   kPrefillSm90,
   kAttentionSm80,
   kAttentionKernels

@@ -189,12 +189,12 @@ __device__ __forceinline__ void write_rows(const Sums<VT>& sums, const Attention
   for (int r = 0; r < 2; ++r) {
     const int row = warp * 16 + lane / 4 + r * 8;
     if (row >= tile.rows) continue;
-    const int query = (tile.first_row + row) / group;
+    const int token = tile.query_start + (tile.first_row + row) / group;
     const int head = kv_head * group + (tile.first_row + row) % group;
-    float* to = a.out + (tile.query_start + query) * a.out_stride + head * a.cache.value_dim;
+    float* to = a.out + token * a.out_stride + head * a.cache.value_dim;
     float end = 1.0f;
     if (split >= 0) {
-      to = partial_at(a, tile.sequence, head, split, plan.splits);
+      to = partial_at(a, token, head, split, plan.splits);
       if (slice == 0 && lane % 4 == 0) {
         to[a.cache.value_dim] = sums.m[r];
         to[a.cache.value_dim + 1] = sums.l[r];
@@ -370,14 +370,33 @@ __device__ __forceinline__ void put_one(const Activations& act, int64_t row, int
       __float2bfloat16_rn(v);
 }
 
-// Merges the KV splits of single queries. Blocks: [rows of activations, heads].
+// The sequence of a token, as a tile of this one query.
+__device__ __forceinline__ Tile tile_of_token(const AttentionArgs& a, int token) {
+  if (a.single != 0) return single_tile(a.batch, 1, 1, token);
+  const int32_t* start = a.batch.query_start;
+  int first = 0, end = a.batch.sequences;  // the sequence is in [first, end)
+  while (end - first > 1) {
+    const int middle = (first + end) / 2;
+    (start[middle] <= token ? first : end) = middle;
+  }
+  return {first,
+          token - start[first],
+          1,
+          start[first + 1] - start[first],
+          a.batch.context_len[first],
+          start[first]};
+}
+
+// Merges the KV splits of all queries. Blocks: [rows of activations, heads]. The first row is that
+// of the batch's first sequence.
 __global__ void merge_kernel(const __grid_constant__ AttentionArgs a, int splits) {
   let_next_start();
   wait();
-  const int s = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
+  const int first = a.single != 0 ? 0 : a.batch.query_start[0];
+  const int s = first + static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   const int value_dim = a.cache.value_dim;
   const int64_t cols = static_cast<int64_t>(a.heads) * value_dim;
-  const bool real = s < a.batch.sequences;
+  const bool real = s < a.batch.tokens;
   if (a.act.data != nullptr && head == a.heads - 1) {
     const int64_t padded = (cols + kPadCols - 1) / kPadCols * kPadCols;
     for (int64_t c = cols + threadIdx.x; c < padded; c += blockDim.x) {
@@ -385,7 +404,10 @@ __global__ void merge_kernel(const __grid_constant__ AttentionArgs a, int splits
     }
   }
   Seen seen = {};
-  if (real) seen = seen_by(a, {s, 0, 1, 1, a.batch.context_len[s], s}, 0);
+  if (real) {
+    const Tile tile = tile_of_token(a, s);
+    seen = seen_by(a, tile, tile.first_row);
+  }
   for (int d = static_cast<int>(threadIdx.x); d < value_dim; d += static_cast<int>(blockDim.x)) {
     float out = 0.0f;
     if (real) {
@@ -452,10 +474,10 @@ int attention_of_both(const Context& ctx, const AttentionArgs& a) {
   rest.batch.tables += a.single * a.batch.table_stride;
   rest.batch.sequences -= a.single;
   rest.single = 0;
-  rest.partial = nullptr;
   const AttentionKernel of_ones = attention_kernel_of(ctx, ones);
   const bool decodes = of_ones == kDecodeSm90 || of_ones == kDecodeClusterSm90;
-  const bool direct = decodes && attention_kernel_of(ctx, rest) == kPrefillSm90 &&
+  const AttentionKernel of_rest = attention_kernel_of(ctx, rest);
+  const bool direct = decodes && (of_rest == kPrefillSm90 || of_rest == kExtendSm90) &&
                       (a.act.e4m3 == 0 || a.cache.value_dim % kE4M3Cols == 0);
   if (!direct) {
     ones.act = rest.act = {};
@@ -496,14 +518,14 @@ int attend(const Context& ctx, const AttentionArgs& args) {
     const int error = attend(ctx, a);
     return error != 0 ? error : encode(ctx, &args.act, &out, nullptr, nullptr, out.rows);
   }
-  if (row == kDecodeSm90 || row == kDecodeClusterSm90) {
+  if (row == kDecodeSm90 || row == kDecodeClusterSm90 || row == kExtendSm90) {
     return attention_single(ctx, a, row == kDecodeClusterSm90);
   }
   if (row == kPrefillSm90) return attention_prompt(ctx, a);
   const AttentionPlan plan = plan_of(a);
   if (plan.shared > kMostShared) return static_cast<int>(cudaErrorInvalidValue);
   const int group = a.heads / a.cache.kv_heads;
-  const bool split = a.single != 0 && a.partial != nullptr;
+  const bool split = splits_context(a) && (a.single != 0 || plan.splits > 1);
   const int64_t rows = plan.warps * 16;
   const int64_t tiles = a.single != 0 ? a.batch.sequences * ceil_div(group, rows)
                                       : a.batch.tokens * group / rows + a.batch.sequences;
@@ -542,9 +564,9 @@ int attend(const Context& ctx, const AttentionArgs& args) {
     return encode(ctx, &a.act, &out, nullptr, nullptr, out.rows);
   }
   if (error != 0 || !split) return error;
-  const auto x = static_cast<unsigned>(a.act.data != nullptr
-                                           ? ceil_div(a.batch.sequences, kTokenTile) * kTokenTile
-                                           : a.batch.sequences);
+  const int64_t tokens = a.batch.tokens;
+  const auto x = static_cast<unsigned>(
+      a.act.data != nullptr ? ceil_div(tokens, kTokenTile) * kTokenTile : tokens);
   return launch(ctx, merge_kernel, dim3(x, static_cast<unsigned>(a.heads)), dim3(128), 0, a,
                 plan.splits);
 }
@@ -560,7 +582,7 @@ AttentionKernel attention_kernel_of(const Context& ctx, const AttentionArgs& a) 
   p.sequences = a.batch.sequences;
   p.single = a.single != 0;
   p.shared_values = a.cache.shared != 0;
-  p.partial = a.partial != nullptr;
+  p.partial = splits_context(a);
   p.window = a.window;
   p.max_context = a.max_context;
   p.ranged = a.ranges != nullptr || a.distance_bias != nullptr;
@@ -570,9 +592,9 @@ AttentionKernel attention_kernel_of(const Context& ctx, const AttentionArgs& a) 
   return static_cast<AttentionKernel>(choose(kAttentionRows, ctx, p, ctx.forced[kForcedAttention]));
 }
 
-int64_t attention_partial_bytes(const Context&, int sequences, int heads, int value_dim,
+int64_t attention_partial_bytes(const Context&, int tokens, int heads, int value_dim,
                                 int64_t context) {
-  return static_cast<int64_t>(sizeof(float)) * sequences * heads * (value_dim + kPartialEnd) *
+  return static_cast<int64_t>(sizeof(float)) * tokens * heads * (value_dim + kPartialEnd) *
          ceil_div(context, kPieceTokens);
 }
 

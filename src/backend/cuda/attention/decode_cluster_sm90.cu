@@ -407,7 +407,7 @@ __global__ void __launch_bounds__(kThreads)
   const int z = static_cast<int>(blockIdx.z);
   const int x = static_cast<int>(blockIdx.x), sequence = plan.tiles.quotient(x);
   const Range w = find_range(a, plan, x, static_cast<int>(blockIdx.y), z / kRanks, sequence,
-                             a.batch.context_len[sequence]);
+                             {sequence, 1}, a.batch.context_len[sequence]);
   if (w.last_chunk < w.first_chunk) return;  // true in all blocks of the split
   const Part p = part_of(w, z, plan.pieces);
   if (threadIdx.x == 0) {
@@ -455,7 +455,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!all) {
     unsigned& count = arrived[blockIdx.x * gridDim.y + blockIdx.y];
     if (!arrives_last(s.last, count, w.pieces * kRanks)) return;
-    merge_pieces<T>(a, w, plan.pieces);
+    merge_pieces<T>(a, w, plan);
   }
 #endif
 }
@@ -489,7 +489,7 @@ int run_result(const Context& ctx, const AttentionArgs& a, const Plan& plan, con
 }  // namespace
 
 static_assert(kPieceTokens == kClusterPieceTokens && kRanks == kClusterRanks &&
-              kRowsOfTile == kDecodeTileHeads);
+              kRowsOfTile == kDecodeTileRows);
 
 int attention_cluster(const Context& ctx, const AttentionArgs& a, single::Plan plan) {
   plan.run = 1;

@@ -1,4 +1,5 @@
-// Launches attention with one query per sequence for the usual head sizes (decode_sm90.cuh).
+// Launches attention of one query per sequence, or of a few, for the usual head sizes
+// (decode_sm90.cuh).
 #include "backend/cuda/attention/decode_sm90.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
@@ -44,11 +45,12 @@ Plan plan_single(const Context& ctx, const AttentionArgs& a, const Resident& res
   p.slots = kMostSlots;
   p.heads = a.cache.kv_heads;
   p.group = a.heads / a.cache.kv_heads;
-  p.tiles = static_cast<int>(ceil_div(p.group, kRowsOfTile));
+  p.queries = a.max_queries;
+  p.tiles = static_cast<int>(ceil_div(int64_t{p.group} * p.queries, kRowsOfTile));
   p.all_tiles = a.batch.sequences * p.tiles.by;
   p.pieces = static_cast<int>(ceil_div(a.max_context, kPieceTokens));
   if (a.window > 0) {
-    const auto seen = static_cast<int>(ceil_div(a.window, kPieceTokens)) + 1;
+    const auto seen = static_cast<int>(ceil_div(a.window + p.queries - 1, kPieceTokens)) + 1;
     p.pieces = p.pieces < seen ? p.pieces : seen;
   }
   // Chooses the number of KV splits per task that finishes soonest. Blocks share memory bandwidth,
@@ -59,7 +61,7 @@ Plan plan_single(const Context& ctx, const AttentionArgs& a, const Resident& res
   int64_t least = INT64_MAX;
   const auto weigh_runs = [&](int blocks, int slots) {
     const int64_t wave = int64_t{blocks} * ctx.multiprocessors;
-    for (int run = 1; run <= kMostRun && a.partial != nullptr; ++run) {
+    for (int run = 1; run <= kMostRun && splits_context(a); ++run) {
       const int64_t rest = tasks(run) % wave, alone = int64_t{ctx.multiprocessors} * 4 / 3;
       const int64_t time = tasks(run) - rest + (rest == 0 || rest > alone ? rest : alone);
       const int64_t cost = time * (int64_t{run} * kTiles + 1);
@@ -110,8 +112,9 @@ int run(const Context& ctx, const AttentionArgs& a, bool cluster) {
 
 template <int D, template <int> class Stored, bool kE4M3>
 int run_rows(const Context& ctx, const AttentionArgs& a, bool cluster) {
-  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<D, 1, Stored, kE4M3>>(ctx, a, cluster)
-                                         : run<Kind<D, 2, Stored, kE4M3>>(ctx, a, cluster);
+  const bool eight = a.max_queries == 1 && a.heads / a.cache.kv_heads <= 8;
+  return eight ? run<Kind<D, 1, Stored, kE4M3>>(ctx, a, cluster)
+               : run<Kind<D, 2, Stored, kE4M3>>(ctx, a, cluster);
 }
 // attention() requests E4M3 only if heads are whole groups.
 template <int D, template <int> class Stored>

@@ -1,7 +1,8 @@
-// Decode attention (one query per sequence). It is limited by bandwidth, so keys and values are
-// streamed through a pipeline.
+// Attention of one query per sequence, or of a few. It is limited by bandwidth, so keys and values
+// are streamed through a pipeline.
 //
-// A task is a run of KV splits of one sequence's context, for all query heads of one KV head. The
+// A task is a run of KV splits of one sequence's context, for a tile of rows that share a KV head:
+// the query heads of a query, or (16 rows) of several adjacent ones. The
 // grid has as many blocks as are resident at once; each takes one task and claims further ones from
 // a counter. The producer warp finds tasks and fills the pipeline in shared memory by TMA bulk
 // copies, half a tile of keys or values per stage, one copy per block of the KV cache. It copies
@@ -121,6 +122,7 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     const int early_block = z * plan.run.by * kBlocksOfPiece + lane % kBlocksOfTile;
     const int early = table[min(early_block, static_cast<int>(a.batch.table_stride) - 1)];
     const int context = a.batch.context_len[sequence];
+    const Queries queries = sequence_queries<T>(a, plan, sequence);
     if (!begun) {
       if (lane == 0) {
         for (int i = 0; i < plan.slots; ++i) slots.init_stage(i, kWarps);
@@ -130,7 +132,7 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
       }
       sync_block();
     }
-    const Range w = find_range(a, plan, x, y, z, sequence, context);
+    const Range w = find_range(a, plan, x, y, z, sequence, queries, context);
     if (waited || w.last_chunk < w.first_chunk) wait_and_claim();
     const auto block_of = [&](int tile) {
       const int block = tile * kBlocksOfTile + lane % kBlocksOfTile;
@@ -150,7 +152,7 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
       if (tile < last) next_ids = table[block_of(tile + 1)];
       for (int part = 0; part < (T::Stored::kTogether ? 1 : 2); ++part) {
         for (int chunk = halves.first; chunk <= halves.last; ++chunk, at.next(plan.slots)) {
-          if (!waited && (at.round > 0 || chunk >= w.position / kChunk)) wait_and_claim();
+          if (!waited && (at.round > 0 || chunk >= w.written / kChunk)) wait_and_claim();
           if constexpr (kTakesHeads<T>) {
             if (stores && waited && !loaded) newest = load_newest(of, w), loaded = true;
             if (stores && chunk == w.last_chunk) {
@@ -212,22 +214,22 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
   }
 }
 
-// Loads a task's queries as MMA operands; rows are `stride` apart.
-template <class T>
-__device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const float* queries,
-                                             int stride, int rows) {
+// Loads a task's queries as MMA operands; from_row(row) is where a row begins.
+template <class T, class FromRow>
+__device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const FromRow& from_row,
+                                             int rows) {
   constexpr int D = T::D, kRows = T::kRows;
   const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
   constexpr bool kFours = T::Stored::kFours;
-  const float* from = queries + g * stride + (kFours ? 4 : 2) * t;
   float2 v[kRows][D / 8];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    const float* from = from_row(g + 8 * r) + (kFours ? 4 : 2) * t;
 #pragma unroll
     for (int k = 0; k < D / 8; ++k) {
       v[r][k] = make_float2(0.0f, 0.0f);
       const int at = kFours ? k / 2 * 16 + k % 2 * 2 : k * 8;
-      if (g + 8 * r < rows) v[r][k] = *reinterpret_cast<const float2*>(from + r * 8 * stride + at);
+      if (g + 8 * r < rows) v[r][k] = *reinterpret_cast<const float2*>(from + at);
     }
   }
   const auto pair = [](const float2& f) { return pack_numbers<T::Stored::kBF16>(f.x, f.y); };
@@ -273,13 +275,32 @@ __device__ __forceinline__ void turn_blocks(float (&first)[4], float (&second)[4
 // Scores of a warp's 16 keys in each half of a tile, for rows g and g + 8.
 using Scores = float[kChunks][2][4];
 
+// The keys that a lane's rows g and g + 8 see, and those that all rows of the task see.
+struct Visible {
+  int low[2], high[2];
+  int all_low, all_high;
+};
+template <class T>
+__device__ __forceinline__ Visible visible_to(const AttentionArgs& a, const Plan& plan,
+                                              const Range& w) {
+  Visible v;
+  const int g = static_cast<int>(threadIdx.x % 32) / 4;
+  for (int r = 0; r < 2; ++r) {
+    v.high[r] = w.written + row_of<T>(w, plan.group, min(g + 8 * r, w.rows - 1)).query;
+    v.low[r] = a.window > 0 ? max(0, v.high[r] - a.window + 1) : 0;
+  }
+  v.all_high = w.written + row_of<T>(w, plan.group, 0).query;
+  v.all_low = a.window > 0 ? max(0, w.position - a.window + 1) : 0;
+  return v;
+}
+
 // Scores of a warp's 16 keys in each half of a tile, for all rows. A half that the query can't see
 // may use the other half's slot.
 template <class T>
 __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
                                            const AttentionArgs& a, const Range& w,
-                                           const uint4 (&q)[T::D / 16], int tile,
-                                           const int (&slots)[kChunks]) {
+                                           const Visible& visible, const uint4 (&q)[T::D / 16],
+                                           int tile, const int (&slots)[kChunks]) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   // Loads run two steps ahead of the MMAs.
   constexpr int kAhead = 2, kSteps = T::D / 32;
@@ -319,7 +340,7 @@ __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
 #pragma unroll
     for (int n = 0; n < kChunks; ++n) turn_blocks(score[n][0], score[n][1]);
   }
-  // Calls f(score, key) for each score.
+  // Calls f(score, key, r) for each score, of row g + 8 r.
   const auto each = [&](const auto& f) {
     const int from = tile * kTileTokens + warp * 16 + lane % 4 * 2;
 #pragma unroll
@@ -328,19 +349,26 @@ __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
       for (int j = 0; j < 2; ++j) {
 #pragma unroll
         for (int i = 0; i < 2 * T::kRows; ++i) {
-          f(score[n][j][i], from + n * kChunk + j * 8 + i % 2);
+          f(score[n][j][i], from + n * kChunk + j * 8 + i % 2, i / 2);
         }
       }
     }
   };
   if (a.softcap > 0.0f) {
     const float steep = cap_steepness(a);
-    each([&](float& v, int) { v = capped(v, steep); });
+    each([&](float& v, int, int) { v = capped(v, steep); });
   }
   // Masking: most tiles are fully visible.
-  const int low = w.low, position = w.position;
-  if (tile * kTileTokens < low || (tile + 1) * kTileTokens > position + 1) {
-    each([&](float& v, int key) { v = key >= low && key <= position ? v : -INFINITY; });
+  if constexpr (T::kRows == 1) {
+    const int low = w.low, position = w.position;
+    if (tile * kTileTokens < low || (tile + 1) * kTileTokens > position + 1) {
+      each([&](float& v, int key, int) { v = key >= low && key <= position ? v : -INFINITY; });
+    }
+  } else if (tile * kTileTokens < visible.all_low ||
+             (tile + 1) * kTileTokens > visible.all_high + 1) {
+    each([&](float& v, int key, int r) {
+      v = key >= visible.low[r] && key <= visible.high[r] ? v : -INFINITY;
+    });
   }
 }
 
@@ -461,26 +489,26 @@ __device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, cons
 // result.
 template <class T, bool kAll>
 __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums,
-                                           const AttentionArgs& a, const Range& w, int piece,
-                                           int pieces) {
+                                           const AttentionArgs& a, const Range& w, const Plan& plan,
+                                           int piece) {
   constexpr int D = T::D, kRows = T::kRows;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int row = lane / 4 + r * 8;
     if (row >= w.rows) continue;
-    const int head = w.first_head + row;
+    const auto [token, head, query] = row_of<T>(w, plan.group, row);
     const int first = warp * (D / kWarps) + first_of_lane<T>();
     if constexpr (kAll) {
       const float end = ending(sums.m[r], sums.l[r], a, head);
 #pragma unroll
       for (int j = 0; j < D / 32; ++j) {
         const float2 v = pair_of<T>(sums, r, j);
-        put_result(a, w.sequence, static_cast<int64_t>(head) * D + first + pair_apart<T>(j),
+        put_result(a, token, static_cast<int64_t>(head) * D + first + pair_apart<T>(j),
                    __fmul_rn(v.x, end), __fmul_rn(v.y, end));
       }
     } else {
-      float* to = partial_at(a, w.sequence, head, piece, pieces);
+      float* to = partial_at(a, token, head, piece, plan.pieces);
 #pragma unroll
       for (int j = 0; j < D / 32; ++j) {
         *reinterpret_cast<float2*>(to + first + pair_apart<T>(j)) = pair_of<T>(sums, r, j);
@@ -497,18 +525,19 @@ __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums
 // one.
 template <class T>
 __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::kRows>& sums,
-                                         const AttentionArgs& a, const Range& w, int turn) {
+                                         const AttentionArgs& a, const Range& w, const Plan& plan,
+                                         int turn) {
   constexpr int D = T::D, kMine = D / 32, kWarpsOfGroup = kWarps * kE4M3Cols / D;
   static_assert(D % kE4M3Cols == 0);
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int head = w.first_head + lane / 4;
   auto& room = s.tiles[turn].most;
   sync_summing();  // all warps have finished reading it
   float2 v[T::kRows][kMine];
 #pragma unroll
   for (int r = 0; r < T::kRows; ++r) {
     const bool real = lane / 4 + r * 8 < w.rows;
-    const float end = real ? ending(sums.m[r], sums.l[r], a, head + r * 8) : 0.0f;
+    const int head = row_of<T>(w, plan.group, min(lane / 4 + r * 8, w.rows - 1)).head;
+    const float end = real ? ending(sums.m[r], sums.l[r], a, head) : 0.0f;
 #pragma unroll
     for (int j = 0; j < kMine; ++j) {
       const float2 pair = pair_of<T>(sums, r, j);
@@ -530,31 +559,33 @@ __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::
       most = fmaxf(most, room[row][group * kWarpsOfGroup + i]);
     }
     const int first = warp % kWarpsOfGroup * (D / kWarps) + first_of_lane<T>();
-    const int64_t all = static_cast<int64_t>(head + r * 8) * (D / kE4M3Cols) + group;
+    const auto [token, head, query] = row_of<T>(w, plan.group, row);
+    const int64_t all = static_cast<int64_t>(head) * (D / kE4M3Cols) + group;
     const auto apart = [](int j) { return pair_apart<T>(j); };
-    put_row(a, w.sequence, all * kE4M3Cols + first, apart, v[r]);
-    put_e4m3_pairs(a.act, w.sequence, all, first, apart, v[r], most);
+    put_row(a, token, all * kE4M3Cols + first, apart, v[r]);
+    put_e4m3_pairs(a.act, token, all, first, apart, v[r], most);
   }
 }
 
-// Zero rows that pad the encoded activations to a whole token tile.
+// Zero rows that pad the encoded activations to a whole token tile, by the tile that has the KV
+// head's last row.
 template <class T>
-__device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Range& w) {
+__device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Range& w, int group) {
   constexpr int D = T::D;
-  if (a.act.data == nullptr || w.sequence + 1 != a.batch.sequences ||
-      a.batch.sequences % kTokenTile == 0) {
+  if (a.act.data == nullptr || w.query_start + w.queries != a.batch.tokens ||
+      w.first_row + w.rows != w.queries * group || a.batch.tokens % kTokenTile == 0) {
     return;
   }
   const int64_t cols = static_cast<int64_t>(a.heads) * D;
-  const int64_t first = static_cast<int64_t>(w.first_head) * D;
+  const int64_t first = static_cast<int64_t>(w.kv_head) * group * D;
   if constexpr (T::kE4M3) {
-    pad_e4m3(a.act, a.batch.sequences, first / kE4M3Cols, w.rows * D / kE4M3Cols,
+    pad_e4m3(a.act, a.batch.tokens, first / kE4M3Cols, group * D / kE4M3Cols,
              static_cast<int>(threadIdx.x), kSumming);
     return;
   }
-  const int end = (a.batch.sequences + kTokenTile - 1) / kTokenTile * kTokenTile;
-  for (int row = a.batch.sequences; row < end; ++row) {
-    for (int c = static_cast<int>(threadIdx.x) * 2; c < w.rows * D; c += kSumming * 2) {
+  const int end = (a.batch.tokens + kTokenTile - 1) / kTokenTile * kTokenTile;
+  for (int row = a.batch.tokens; row < end; ++row) {
+    for (int c = static_cast<int>(threadIdx.x) * 2; c < group * D; c += kSumming * 2) {
       put_pair(a.act, row, first + c, cols, 0.0f, 0.0f);
     }
   }
@@ -604,8 +635,20 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
         ahead = true;
       }
     }
-    load_queries<T>(q, ahead ? s.queries[0] : a.q + w.sequence * a.q_stride + w.first_head * T::D,
-                    ahead ? s.kQueryStride : T::D, w.rows);
+    Visible visible{};
+    if constexpr (T::kRows == 1) {
+      const float* queries =
+          ahead ? s.queries[0] : a.q + w.sequence * a.q_stride + w.first_head * T::D;
+      const int stride = ahead ? s.kQueryStride : T::D;
+      load_queries<T>(q, [&](int row) { return queries + row * stride; }, w.rows);
+    } else {
+      const auto of_row = [&](int row) {
+        const Row its = row_of<T>(w, plan.group, row);
+        return a.q + its.token * a.q_stride + its.head * T::D;
+      };
+      load_queries<T>(q, of_row, w.rows);
+      visible = visible_to<T>(a, plan, w);
+    }
     if constexpr (T::kAhead) {
       __syncwarp();
       queries_of(s).release(0);
@@ -633,7 +676,7 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
       };
       Scores score;
       take_halves();
-      score_keys(score, s, a, w, q, tile, slots);
+      score_keys(score, s, a, w, visible, q, tile, slots);
       if constexpr (!T::Stored::kTogether) {
         leave();
         if (both) leave();
@@ -655,22 +698,22 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
       if (w.runs == 1) {
         total.merge(sums, steep);
       } else {
-        write_sums<T, false>(sums, a, w, tile / kTiles - w.first_piece, plan.pieces);
+        write_sums<T, false>(sums, a, w, plan, tile / kTiles - w.first_piece);
       }
       sums.clear();
     }
     bool ends = true;
     if (w.runs == 1) {
       if constexpr (T::kE4M3) {
-        put_sums<T>(s, total, a, w, turn);
+        put_sums<T>(s, total, a, w, plan, turn);
       } else {
-        write_sums<T, true>(total, a, w, 0, 0);
+        write_sums<T, true>(total, a, w, plan, 0);
       }
     } else {
       ends = comes_last(s.last, arrived[w.tile], w.runs);
-      if (ends) merge_pieces<T>(a, w, plan.pieces);
+      if (ends) merge_pieces<T>(a, w, plan);
     }
-    if (ends) pad_rows<T>(a, w);
+    if (ends) pad_rows<T>(a, w, plan.group);
     __syncwarp();
     tasks.release(task_at.stage());
   }

@@ -1,4 +1,6 @@
-// Shared by the decode kernels: their tasks, and how KV splits are merged.
+// Shared by the decode kernels: their tasks, and how KV splits are merged. With kRows == 2 a
+// sequence may have several queries; a row is then a query head of one of them, as in
+// attention.cuh.
 #pragma once
 
 #include "backend/cuda/attention/decode_kv_operands.cuh"
@@ -23,12 +25,13 @@ struct Divisor {
 };
 
 struct Plan {
-  Divisor tiles;      // row tiles per KV head
+  Divisor tiles;      // row tiles per KV head and sequence
   Divisor all_tiles;  // of all sequences
   Divisor heads;      // KV heads
   Divisor run;        // KV splits per task
   int group;          // query heads per KV head
-  int pieces;         // the most KV splits that a row sees
+  int queries;        // the most queries of a sequence
+  int pieces;         // the most KV splits that a tile sees
   int tasks;
   int slots;  // pipeline stages per block
 };
@@ -50,30 +53,66 @@ struct Kind {
 // A task: a run of KV splits of a tile.
 struct Range {
   int tile, sequence, kv_head, first_head, rows;
-  int low, position;                  // visible keys: first and last
-  int first_piece, pieces;            // the KV splits that contain them
-  int runs, first_chunk, last_chunk;  // last < first: empty
+  int first_row, query_start, queries;  // first_row: of the rows of the sequence's queries
+  int low, position;                    // keys that some row sees: first and last
+  int written;                          // the first position that this step stores
+  int first_piece, pieces;              // the KV splits that contain them
+  int runs, first_chunk, last_chunk;    // last < first: empty
 };
 
-// The task of a [sequence and row tile, KV head, run of KV splits], given the sequence's context.
+// The queries of a sequence.
+struct Queries {
+  int start, count;
+};
+template <class T>
+__device__ __forceinline__ Queries sequence_queries(const AttentionArgs& a, const Plan& plan,
+                                                    int sequence) {
+  if (T::kRows == 1 || plan.queries == 1) return {sequence, 1};
+  const int32_t* start = a.batch.query_start + sequence;
+  return {start[0], start[1] - start[0]};
+}
+
+// The task of a [sequence and row tile, KV head, run of KV splits], given the sequence's queries
+// and context. It is empty if the sequence has fewer rows.
 __device__ __forceinline__ Range find_range(const AttentionArgs& a, const Plan& plan, int x, int y,
-                                            int z, int sequence, int context) {
+                                            int z, int sequence, const Queries& queries,
+                                            int context) {
   Range w;
   w.tile = x * plan.heads.by + y;
   w.sequence = sequence;
   w.kv_head = y;
-  const int first_row = (x - sequence * plan.tiles.by) * kRowsOfTile;
-  w.first_head = y * plan.group + first_row;
-  w.rows = min(kRowsOfTile, plan.group - first_row);
-  w.position = context - 1;
-  w.low = a.window > 0 ? max(0, w.position - a.window + 1) : 0;
+  w.first_row = (x - sequence * plan.tiles.by) * kRowsOfTile;
+  w.first_head = y * plan.group + w.first_row;
+  w.query_start = queries.start;
+  w.queries = queries.count;
+  w.rows = min(kRowsOfTile, queries.count * plan.group - w.first_row);
+  w.written = context - queries.count;
+  int first_query = 0, last_query = 0;
+  if (queries.count > 1) {
+    last_query = min((w.first_row + w.rows - 1) / plan.group, queries.count - 1);
+    first_query = min(w.first_row / plan.group, last_query);
+  }
+  w.position = w.written + last_query;
+  w.low = a.window > 0 ? max(0, w.written + first_query - a.window + 1) : 0;
   w.first_piece = w.low / kPieceTokens;
   w.pieces = w.position / kPieceTokens + 1 - w.first_piece;
   w.runs = plan.run.quotient(w.pieces + plan.run.by - 1);
   const int first = w.first_piece + z * plan.run.by;
   w.first_chunk = max(w.low / kChunk, first * kChunksOfPiece);
   w.last_chunk = min(w.position / kChunk, (first + plan.run.by) * kChunksOfPiece - 1);
+  if (w.rows <= 0) w.last_chunk = w.first_chunk - 1;
   return w;
+}
+
+// The token and the query head of a task's row.
+struct Row {
+  int token, head, query;
+};
+template <class T>
+__device__ __forceinline__ Row row_of(const Range& w, int group, int row) {
+  if (T::kRows == 1 || w.queries == 1) return {w.query_start, w.first_head + row, 0};
+  const int at = w.first_row + row, query = at / group;
+  return {w.query_start + query, w.kv_head * group + at - query * group, query};
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -102,14 +141,15 @@ __device__ __forceinline__ int first_of_lane() {
 // Merges the KV splits of all rows: one warp per row, pairs of features per lane, kAtOnce splits at
 // a time.
 template <class T>
-__device__ __forceinline__ void merge_pieces(const AttentionArgs& a, const Range& w, int pieces) {
+__device__ __forceinline__ void merge_pieces(const AttentionArgs& a, const Range& w,
+                                             const Plan& plan) {
   constexpr int D = T::D, kAtOnce = 8;
   constexpr int kPairs = D / 64;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const float steep = steepness(a);
   for (int row = warp; row < w.rows; row += kWarps) {
-    const int head = w.first_head + row;
-    const float* from = partial_at(a, w.sequence, head, 0, pieces);
+    const auto [token, head, query] = row_of<T>(w, plan.group, row);
+    const float* from = partial_at(a, token, head, 0, plan.pieces);
     float m = -INFINITY, l = 0.0f;
     float2 acc[kPairs] = {};
 #pragma unroll 1
@@ -164,13 +204,13 @@ __device__ __forceinline__ void merge_pieces(const AttentionArgs& a, const Range
         }
         const int64_t group = static_cast<int64_t>(head) * (D / kE4M3Cols) + j / 2;
         const auto apart = [](int i) { return i * 64; };
-        put_row(a, w.sequence, group * kE4M3Cols + lane * 2, apart, v);
-        put_e4m3_pairs(a.act, w.sequence, group, lane * 2, apart, v, most);
+        put_row(a, token, group * kE4M3Cols + lane * 2, apart, v);
+        put_e4m3_pairs(a.act, token, group, lane * 2, apart, v, most);
       }
     } else {
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) {
-        put_result(a, w.sequence, static_cast<int64_t>(head) * D + (j * 32 + lane) * 2,
+        put_result(a, token, static_cast<int64_t>(head) * D + (j * 32 + lane) * 2,
                    __fmul_rn(acc[j].x, end), __fmul_rn(acc[j].y, end));
       }
     }

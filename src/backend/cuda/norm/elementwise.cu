@@ -119,6 +119,26 @@ __global__ void xielu_kernel(Rows x, float positive, float negative, float beta,
   });
 }
 
+// A block's columns; those that are listed become zeros, and go to `apart`. A thread looks its
+// column up in the list, which ascends.
+__global__ void split_columns_kernel(Rows kept, Rows apart, Rows x, const int32_t* columns) {
+  each(x, [&](int64_t r, int64_t c) {
+    const float v = x.data[r * x.stride + c];
+    int64_t first = 0, last = apart.cols;
+    while (first < last) {
+      const int64_t middle = (first + last) / 2;
+      if (columns[middle] < c) {
+        first = middle + 1;
+      } else {
+        last = middle;
+      }
+    }
+    const bool listed = first < apart.cols && columns[first] == c;
+    if (listed) apart.data[r * apart.stride + first] = v;
+    kept.data[r * kept.stride + c] = listed ? 0.0f : v;
+  });
+}
+
 // Argmax with one block per row. Larger values come first, ties go to the lower column, so the
 // order of threads doesn't matter.
 constexpr int kArgmaxThreads = 1024;
@@ -289,6 +309,11 @@ int xielu(const Context& ctx, const Rows* x, float positive, float negative, flo
           float eps) {
   return launch(ctx, xielu_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x, positive,
                 negative, beta, eps);
+}
+int split_columns(const Context& ctx, const Rows* kept, const Rows* apart, const Rows* x,
+                  const int32_t* columns) {
+  return launch(ctx, split_columns_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *kept,
+                *apart, *x, columns);
 }
 int argmax(const Context& ctx, const Rows* x, int32_t* ids) {
   if (ctx.capability >= 90 && x->cols % 4 == 0 && x->cols >= kArgmaxBlocks * kArgmaxOfBlock &&

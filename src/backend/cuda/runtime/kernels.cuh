@@ -50,7 +50,11 @@ int gather(const Context& ctx, const Rows* out, const Rows* x, const int32_t* ro
 int sigmoid_gate(const Context& ctx, const Rows* x, const Rows* gate);
 int sigmoid_product(const Context& ctx, const Rows* x, const Rows* gate);
 int xielu(const Context& ctx, const Rows* x, float positive, float negative, float beta, float eps);
+int split_columns(const Context& ctx, const Rows* kept, const Rows* apart, const Rows* x,
+                  const int32_t* columns);
 int argmax(const Context& ctx, const Rows* x, int32_t* ids);
+// second_moments.cu
+int add_moments(const Context& ctx, float* sums, const Rows* x);
 // encode_int8.cu
 int encode_int8(const Context& ctx, const Activations& act, const Rows& x);
 int norm_int8(const Context& ctx, const Rows& x, const NormArgs& norm, const Activations& act);
@@ -61,14 +65,14 @@ int samples(const Context& ctx, int64_t cols);
 int sample(const Context& ctx, const Rows* logits, const int32_t* words, const int32_t* tokens,
            int32_t* ids);
 int take_ids(const Context& ctx, int32_t* ids, const int32_t* from, int64_t count,
-             const int32_t* named);
+             const int32_t* named, const int32_t* map);
 // norm.cu
 int norm(const Context& ctx, const Rows* out, const Rows* x, const NormArgs* norm,
          const Activations* act);
 // qk_norm_rope_store.cu
 int heads(const Context& ctx, const HeadsArgs* args);
 // attention_sm80.cu
-int64_t attention_partial_bytes(const Context&, int sequences, int heads, int value_dim,
+int64_t attention_partial_bytes(const Context&, int tokens, int heads, int value_dim,
                                 int64_t context);
 int attention(const Context& ctx, const AttentionArgs* args);
 // rotated_heads.cu

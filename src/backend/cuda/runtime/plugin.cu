@@ -283,7 +283,9 @@ constexpr RowApi kRows = {
     .sigmoid_gate = kCall<sigmoid_gate>,
     .sigmoid_product = kCall<sigmoid_product>,
     .xielu = kCall<xielu>,
+    .split_columns = kCall<split_columns>,
 };
+constexpr MomentApi kMoments = {.add_moments = kCall<add_moments>};
 constexpr SamplingApi kSampling = {
     .argmax = kCall<argmax>,
     .samples = kAnswer<samples>,
@@ -313,6 +315,7 @@ extern "C" __attribute__((visibility("default"))) const freshet::cuda::Api* fres
       .sampling = kSampling,
       .states = kStates,
       .copies = kCopies,
+      .moments = kMoments,
   };
   return &kApi;
 }

@@ -641,11 +641,14 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    take_ids_kernel(int32_t* ids, const int32_t* from, int64_t count, const int32_t* named) {
+    take_ids_kernel(int32_t* ids, const int32_t* from, int64_t count, const int32_t* named,
+                    const int32_t* map) {
   let_next_start();
   wait();
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  if (i < count && from[i] >= 0) ids[i] = named[from[i]];
+  if (i >= count || from[i] < 0) return;
+  const int32_t id = named[from[i]];
+  ids[i] = map != nullptr ? map[id] : id;
 }
 
 // How a row is split over blocks.
@@ -724,9 +727,9 @@ int sample(const Context& ctx, const Rows* logits, const int32_t* words, const i
 }
 
 int take_ids(const Context& ctx, int32_t* ids, const int32_t* from, int64_t count,
-             const int32_t* named) {
+             const int32_t* named, const int32_t* map) {
   return launch(ctx, take_ids_kernel, dim3(static_cast<unsigned>(ceil_div(count, kThreads))),
-                dim3(kThreads), 0, ids, from, count, named);
+                dim3(kThreads), 0, ids, from, count, named, map);
 }
 
 }  // namespace freshet::cuda
