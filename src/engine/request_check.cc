@@ -80,6 +80,8 @@ std::optional<RequestError> find_encoder_error(const Request& r, const RequestLi
   const EncoderLimits& e = limits.encoder;
   if (r.cross_weights != nullptr && (e.positions == 0 || r.params.n > 1))
     return wrong("cross_weights", "these are of one text of an encoder-decoder");
+  if (r.cross_weights != nullptr && limits.cache == nullptr)
+    return wrong("cross_weights", "times of words are found on the CPU only: use --device cpu");
   if (e.positions == 0) {
     if (!r.encoder_ids.empty() || r.frames > 0)
       return wrong("prompt", "this model has no encoder: give a prompt alone");

@@ -73,7 +73,7 @@ Status read_answer_head(const loader::Checkpoint& checkpoint, const ModelSpec& s
   const json::Value& config = checkpoint.config();
   std::vector<int32_t>& answers = heads.answer_tokens;
   bool compared = answers.size() == 2;
-  if (answers.empty()) {
+  if (config.find(kAnswerTokensKey) != nullptr) {
     FRESHET_ASSIGN_OR_RETURN(answers, named_answers(config, spec, token_id));
     const std::string method = config.get_string("method", "");
     if (!method.empty() && method != "from_2_way_softmax" && method != "no_post_processing")

@@ -17,7 +17,7 @@ namespace freshet::models {
 // "method" is "no_post_processing"; otherwise each is a label of its own.
 inline constexpr std::string_view kAnswerTokensKey = "classifier_from_token";
 
-// Fills in the classifier from heads.answer_tokens, or else from the configuration.
+// Fills in the classifier from the configuration, or else from heads.answer_tokens.
 Status read_answer_head(const loader::Checkpoint& checkpoint, const ModelSpec& spec,
                         TokenId token_id, PooledHeads& heads);
 

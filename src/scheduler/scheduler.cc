@@ -42,6 +42,22 @@ std::string encoder_key_of(const std::string& content, const std::string& salt) 
   return content.empty() ? "" : std::to_string(salt.size()) + ':' + salt + content;
 }
 
+// What a request keeps of its order as it is.
+std::unique_ptr<Request> kept_of(NewRequest& order) {
+  auto r = std::make_unique<Request>();
+  r->id = order.id;
+  r->priority = order.priority;
+  r->tenant = order.tenant;
+  r->salt = std::move(order.salt);
+  r->encoder_tokens = order.encoder_tokens;
+  r->prepares = order.prepares;
+  r->deadline = order.deadline;
+  r->eviction = std::move(order.eviction);
+  r->sparse = order.sparse;
+  r->cross_weights = order.cross_weights;
+  return r;
+}
+
 }  // namespace
 
 // ---- life of requests ------------------------------------------------------------------------
@@ -125,19 +141,9 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   FRESHET_RETURN_IF_ERROR(fits_pools(request));
   FRESHET_CHECK(!requests_.contains(request.id), "request {} was added twice", request.id);
   auto& r = requests_[request.id];
-  r = std::make_unique<Request>();
-  r->id = request.id;
-  r->priority = request.priority;
-  r->tenant = request.tenant;
-  r->salt = std::move(request.salt);
-  r->encoder_tokens = request.encoder_tokens;
+  r = kept_of(request);
   r->encoder_key = encoder_key_of(request.encoder_content, r->salt);
-  r->prepares = request.prepares;
   r->arrival = now_;
-  r->deadline = request.deadline;
-  r->eviction = std::move(request.eviction);
-  r->sparse = request.sparse;
-  r->cross_weights = request.cross_weights;
   if (r->deadline > 0) deadlines_.emplace(r->deadline, r->id);
 
   auto s = std::make_unique<Sequence>();

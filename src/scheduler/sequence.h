@@ -195,12 +195,12 @@ struct Request {
   int32_t preemptions = 0;
   // The encoder's output: all sequences read it, from the first start to the request's end.
   int32_t encoder_tokens = 0;
-  std::vector<int32_t> encoder_blocks;  // with one reference each
-  bool encoded = false;                 // the output is there: a step computes it, or has
-  std::string encoder_key;              // of the output in the cache; "": it is not shared
-  bool encoder_found = false;           // the blocks held the output when they were taken
-  bool prepares = false;                // NewRequest::prepares
-  bool prepared = false;                // the caller has made it ready
+  std::vector<int32_t> encoder_blocks;    // with one reference each
+  bool encoded = false;                   // the output is there: a step computes it, or has
+  std::string encoder_key;                // of the output in the cache; "": it is not shared
+  bool encoder_found = false;             // the blocks held the output when they were taken
+  bool prepares = false;                  // NewRequest::prepares
+  bool prepared = false;                  // the caller has made it ready
   CrossWeights* cross_weights = nullptr;  // who reads the weights of cross-attention, or none
   std::vector<SequenceId> sequences;
   WaitTimes waited{};  // of all its sequences together

@@ -174,7 +174,7 @@ TEST(Transcription, TheBatchChangesNothing) {
   std::vector<std::vector<Segment>> alone(3), together(3);
   const auto transcribe = [&](size_t i, std::vector<std::vector<Segment>>& out) {
     Transcription work(*model, engine->tokenizer(),
-                       {.temperature = i == 2 ? 0.7f : 0.0f, .seed = 3},
+                       {.temperature = i == 2 ? 0.7f : 0.0f, .seed = 3, .words = true},
                        sound_of(static_cast<int64_t>(i) + 1, 30'000));
     run_all(*engine, work);
     out[i] = work.segments();
@@ -186,8 +186,12 @@ TEST(Transcription, TheBatchChangesNothing) {
   for (auto& one : running) one.get();
   for (size_t i = 0; i < 3; ++i) {
     ASSERT_EQ(alone[i].size(), together[i].size());
-    for (size_t s = 0; s < alone[i].size(); ++s)
+    for (size_t s = 0; s < alone[i].size(); ++s) {
       EXPECT_EQ(alone[i][s].tokens, together[i][s].tokens);
+      // Together they find the encoder's output in the cache.
+      EXPECT_EQ(alone[i][s].token_ends.size(), alone[i][s].tokens.size());
+      EXPECT_EQ(alone[i][s].token_ends, together[i][s].token_ends);
+    }
   }
 }
 

@@ -57,6 +57,7 @@ Transcription::Transcription(const SpeechModel& model, const Tokenizer& tokenize
   const auto given = static_cast<int64_t>(samples.size());
   duration_ = static_cast<double>(given) / mel.rate;
   frames_ = std::max<int64_t>(1, given / mel.hop);
+  begun_ = std::max<int64_t>(1, (given + mel.hop - 1) / mel.hop);
   if (given > mel.samples) mel.samples = static_cast<int>(given);
   stride_ = mel.frames();
   frames_ = std::min(frames_, stride_);
@@ -151,8 +152,8 @@ void Transcription::find_ends() {
       w.weights.empty() ? 0 : std::ssize(w.weights.front()) / w.positions - window_.text_at;
   const int64_t count = std::min(known, std::ssize(window_.tokens));
   const double offset = static_cast<double>(window_.seek) * model_.seconds_per_frame();
-  for (const int64_t end :
-       token_ends(w, window_.text_at, count, window_.frames / 2, model_.median_filter))
+  const int64_t columns = std::min(model_.window_frames, begun_ - window_.seek) / 2;
+  for (const int64_t end : token_ends(w, window_.text_at, count, columns, model_.median_filter))
     window_.ends.push_back(offset + static_cast<double>(end) * model_.seconds_per_timestamp());
   window_.ends.resize(window_.tokens.size(), window_.ends.empty() ? offset : window_.ends.back());
 }

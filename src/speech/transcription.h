@@ -45,7 +45,7 @@ struct TranscribeOptions {
   // above 0.5.
   bool condition_on_previous_text = false;
   std::string cache_salt;  // requests with different salts share nothing in the cache
-  bool words = false;  // with times of words. REQUIRES: the model has alignment heads
+  bool words = false;      // with times of words. REQUIRES: the model has alignment heads
 };
 
 struct Segment {
@@ -113,6 +113,7 @@ class Transcription {
   std::vector<float> features_;  // [mels, stride_]
   int64_t stride_ = 0;
   int64_t frames_ = 0;  // of the sound
+  int64_t begun_ = 0;   // with the one that the sound ends in, for times of words
   int64_t seek_ = 0;
   Window window_;
   float temperature_ = 0.0f;   // of the window at hand

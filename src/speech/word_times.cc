@@ -111,6 +111,9 @@ std::vector<Piece> whole_characters(const Tokenizer& tokenizer, std::span<const 
     pieces.push_back({std::move(text), begin, i + 1});
     begin = i + 1;
   }
+  // A character that the tokens do not complete.
+  if (begin < tokens.size())
+    pieces.push_back({tokenizer.decode(tokens.subspan(begin)), begin, tokens.size()});
   return pieces;
 }
 

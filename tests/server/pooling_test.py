@@ -374,7 +374,7 @@ class AnswersAsScores(PoolingCase):
                              ('{"classifier_from_token": ["no", "perhaps"]}', "perhaps"),
                              ('{"classifier_from_token": ["no"], "method": "from_2_way_softmax"}', "two tokens")):
             run = subprocess.run([FRESHET, "serve", self.folder, "--port", "0", "--hf-overrides", given],
-                                 capture_output=True, text=True, check=False)
+                                 capture_output=True, text=True, check=False, timeout=60)
             self.assertNotEqual(run.returncode, 0)
             self.assertIn(words, run.stderr)
 

@@ -6,6 +6,7 @@ usage: speech_test.py [Class[.test] ...]    needs FRESHET, FRESHET_SOURCE_DIR an
 import http.client
 import json
 import os
+import re
 import struct
 import subprocess
 import tempfile
@@ -119,7 +120,10 @@ class Transcriptions(Case):
         both = self.ask(*fields, ("timestamp_granularities[]", "word"), ("timestamp_granularities[]", "segment"),
                         file=file)
         self.assertEqual(both, {**words, "segments": whole["segments"]})
-        self.assertEqual("".join(w["word"] for w in words["words"]), "".join(words["text"].split()))
+        # Random weights write bytes that are no characters.
+        plain = [re.sub(r"[\s\ufffd]", "", text) for text in ("".join(w["word"] for w in words["words"]), words["text"])]
+        self.assertEqual(*plain)
+        self.assertGreater(len(plain[0]), 5)
         for word in words["words"]:
             self.assertLessEqual(0, word["start"])
             self.assertLessEqual(word["start"], word["end"])
