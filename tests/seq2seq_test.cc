@@ -16,6 +16,7 @@
 #include "backend/cpu/backend.h"
 #include "backend/cuda/backend.h"
 #include "freshet/engine.h"
+#include "layers/cross_weights.h"
 #include "layers/model.h"
 #include "loader/checkpoint.h"
 #include "loader/safetensors.h"
@@ -428,6 +429,11 @@ TEST_P(Seq2seqEngine, RefusesWhatItCannotRead) {
     longer.prompt.assign(1 << 12, 5);
   }
   EXPECT_TRUE(engine->check(longer).has_value());
+  Request times = request_of(all.front(), 1, 4);
+  times.cross_weights = std::make_shared<CrossWeights>();
+  EXPECT_EQ(engine->check(times).has_value(), model() != GetParam());  // keys on GPUs are not read
+  times.params.n = 2;
+  EXPECT_TRUE(engine->check(times).has_value());
 }
 
 const auto kModels = ::testing::Values("t5", "bart", "mbart", "marian", "m2m-100", "whisper");
