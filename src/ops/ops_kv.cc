@@ -9,7 +9,7 @@
 namespace freshet::ops {
 namespace {
 
-constexpr int kScoredRows = 64;     // query rows of a task
+constexpr int kScoredRows = 32;     // query rows of a task
 constexpr float kNoScore = -1e30f;  // for a key that the query doesn't see
 
 int32_t blocks_of(int32_t slots) {
