@@ -61,6 +61,7 @@ struct Ops::Impl {
   const VectorKernels* vector = nullptr;
   const ScoreKernel* scores = nullptr;
   std::vector<float> kv_scratch;                // of ops_kv.cc; grows to the longest sequence
+  std::vector<int64_t> score_sums;              // of key_scores()
   SelectedBatch selected;                       // of ops_select.cc; grows likewise
   std::array<const ActEncoder*, 4> encoders{};  // [ActKind]; nullptr if no planned kernel needs one
   Arena arena;

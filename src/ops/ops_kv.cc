@@ -9,14 +9,14 @@
 namespace freshet::ops {
 namespace {
 
-constexpr int kScoredRows = 32;     // query rows whose scores are kept at once
+constexpr int kScoredRows = 32;     // query rows of a task
 constexpr float kNoScore = -1e30f;  // for a key that the query doesn't see
 
 int32_t blocks_of(int32_t slots) {
   return (slots + kBlockTokens - 1) / kBlockTokens;
 }
 
-// The scored queries of one sequence with the heads of one KV head.
+// Some rows of the scored queries of one sequence with the heads of one KV head.
 struct ScoreTask {
   const Matrix& q;
   const KvView& cache;
@@ -34,15 +34,11 @@ struct ScoreTask {
     return static_cast<size_t>(kScoredRows * (padded + s.key_dim) + kBlockTokens * s.key_dim);
   }
 
-  void run(float* scratch) const {
-    const int64_t rows = int64_t{scored.queries} * group();
-    for (int64_t first = 0; first < rows; first += kScoredRows) {
-      add_rows(first, static_cast<int>(std::min<int64_t>(kScoredRows, rows - first)), scratch);
-    }
-  }
-
-  // Row r is query r / group() of the scored ones with head r % group() of the KV head.
-  void add_rows(int64_t first, int rows, float* scratch) const {
+  // From row `first` on; row r is query r / group() of the scored ones with head r % group() of the
+  // KV head. sums: [slots], of these rows.
+  void run(int64_t first, float* scratch, int64_t* sums) const {
+    const auto rows =
+        static_cast<int>(std::min<int64_t>(kScoredRows, int64_t{scored.queries} * group() - first));
     const KvShape& s = cache.shape;
     const int64_t padded = blocks_of(slots()) * int64_t{kBlockTokens};
     float* const keys = scratch;
@@ -75,7 +71,7 @@ struct ScoreTask {
       std::fill(mine + seen, mine + end, kNoScore);
       const float* sink = params.sinks;
       if (sink != nullptr) sink += kv_head * group() + row % group();
-      kernel.add_weights(mine, end, sink, scored.sums + kv_head * scored.stride);
+      kernel.add_weights(mine, end, sink, sums);
     }
   }
 };
@@ -103,17 +99,29 @@ void Ops::key_scores(const Matrix& q, const KvView& cache, const AttentionBatch&
   std::vector<float>& scratch = impl_->kv_scratch;
   scratch.resize(std::max(scratch.size(), floats * static_cast<size_t>(impl_->pool.size())));
   const AttentionKernel& layout = impl_->attention_for(s);
-  impl_->pool.parallel_for(std::ssize(scored) * s.kv_heads, [&](int64_t i, int worker) {
-    const ScoreTask task{q,
-                         cache,
-                         batch,
-                         params,
-                         layout,
-                         *impl_->scores,
-                         scored[static_cast<size_t>(i / s.kv_heads)],
-                         static_cast<int>(i % s.kv_heads)};
-    task.run(scratch.data() + static_cast<size_t>(worker) * floats);
-  });
+  // Tasks of a KV head have sums of their own, which are whole numbers: their order changes
+  // nothing.
+  const int64_t padded = blocks_of(most) * int64_t{kBlockTokens};
+  for (const ScoredQueries& part : scored) {
+    const int64_t rows = int64_t{part.queries} * (params.heads / s.kv_heads);
+    const int64_t pieces = (rows + kScoredRows - 1) / kScoredRows;
+    std::vector<int64_t>& sums = impl_->score_sums;
+    sums.assign(static_cast<size_t>(pieces * s.kv_heads * padded), 0);
+    impl_->pool.parallel_for(pieces * s.kv_heads, [&](int64_t i, int worker) {
+      const auto head = static_cast<int>(i / pieces);
+      const ScoreTask task{q, cache, batch, params, layout, *impl_->scores, part, head};
+      task.run(i % pieces * kScoredRows, scratch.data() + static_cast<size_t>(worker) * floats,
+               sums.data() + i * padded);
+    });
+    const int32_t slots = batch.context_len[static_cast<size_t>(part.sequence)];
+    impl_->pool.parallel_for(s.kv_heads, [&](int64_t head, int) {
+      int64_t* const to = part.sums + head * part.stride;
+      for (int64_t piece = 0; piece < pieces; ++piece) {
+        const int64_t* const from = sums.data() + (head * pieces + piece) * padded;
+        for (int32_t slot = 0; slot < slots; ++slot) to[slot] += from[slot];
+      }
+    });
+  }
 }
 
 void Ops::gather_kv(const KvView& cache, std::span<const int32_t> from, std::span<const int32_t> to,

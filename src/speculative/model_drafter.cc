@@ -11,10 +11,11 @@ namespace freshet::speculative {
 namespace {
 
 // A head runs rows as they come, those of all sequences together, once a sequence has more than
-// this: so their features need not be kept. Where nothing was drafted for as many steps, the head
-// forgets what it knows of the sequence instead, and reads no more rows until it is asked: so it
-// costs no time while drafts don't pay.
+// this: so their features need not be kept.
 constexpr size_t kPendingRows = 64;
+// Where nothing was drafted for as many steps of one token, the head forgets what it knows of the
+// sequence, and reads no more rows until it is asked: so it costs no time while drafts don't pay.
+constexpr size_t kIdleSteps = 16;
 
 // The target's id of the best column that the target knows; -1: it knows none.
 int32_t best_known(std::span<const float> logits, std::span<const int32_t> target_ids) {
@@ -130,7 +131,7 @@ void ModelDrafter::observe(std::span<const TargetRows> rows) {
     const bool fresh = !states_.contains(r.sequence);
     State& s = state_of(r.sequence);
     const size_t idle = r.count == 1 ? s.idle + 1 : 0;
-    const bool sleeps = idle > most;
+    const bool sleeps = idle > kIdleSteps;
     // Or rows between were lost.
     if (!fresh && (sleeps ? s.seen() > 0 : r.first > s.seen())) restart(s);
     s.idle = idle;
