@@ -105,7 +105,7 @@ class Device : public Memory {
   virtual void sample(const Matrix& logits, std::span<const int32_t> words,
                       std::span<const int32_t> tokens, int32_t* ids) = 0;
   // From here on, ids[i] is named[from[i]] (a sampled token) if from[i] >= 0, or what `map` says of
-  // it unless that is nullptr. Both spans belong to the step.
+  // it unless that is nullptr; 0 if nothing was sampled. Both spans belong to the step.
   virtual void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
                         const int32_t* named, const int32_t* map) = 0;
   virtual void route(const Matrix& logits, const Routing& routing, int32_t* ids,

@@ -17,29 +17,6 @@ class DFlash : public GoldenHead {
     }
   }
 
-  // The steps of a golden as an engine drives a drafter: rows come step by step, and a step may be
-  // put off.
-  void expect_drafts(const std::string& path, const std::vector<HeadStep>& steps) const {
-    auto head = load(HeadKind::kDFlash, path);
-    ASSERT_TRUE(head.ok()) << head.status().message();
-    const auto drafts = drafter(std::move(*head));
-    ASSERT_NE(drafts, nullptr);
-    const SamplingParams greedy{.temperature = 0.0f};
-    size_t shown = 0;
-    for (const HeadStep& step : steps) {
-      show(*drafts, shown, step.known);
-      shown = step.known - 1;
-      for (int turn = 0; turn < 2; ++turn) {
-        DraftRequest r{.sequence = 1,
-                       .tokens = std::span(tokens_).first(step.known),
-                       .limit = static_cast<int32_t>(step.drafts.size()),
-                       .params = &greedy};
-        drafts->propose({&r, 1});
-        EXPECT_EQ(r.draft, step.drafts) << step.known << " tokens, turn " << turn;
-      }
-    }
-  }
-
   // The error of a head whose configuration is changed.
   std::string error(const std::string& name, const json::Value& config,
                     const std::string& without = "", const std::string& more = "") const {
@@ -87,7 +64,7 @@ TEST_F(DFlash, LogitsOfBlocksAreThoseOfPyTorch) {
 
 TEST_F(DFlash, DraftsAreThoseOfPyTorch) {
   for (size_t c = 0; c < configs_.size(); ++c)
-    expect_drafts(save(fmt::format("drafts-{}", c), configs_[c]), steps_[c]);
+    expect_drafts(HeadKind::kDFlash, save(fmt::format("drafts-{}", c), configs_[c]), steps_[c]);
 }
 
 // The form of vLLM's "speculators": the layer's keys apart, and numbers of layers that ran.
@@ -101,7 +78,7 @@ TEST_F(DFlash, ReadsTheSpeculatorsForm) {
   config["draft_vocab_size"] = json::Value(288);
   layer["dflash_config"] = json::Value();
   config["transformer_layer_config"] = json::Value(std::move(layer));
-  expect_drafts(save("speculators", json::Value(config)), steps_[0]);
+  expect_drafts(HeadKind::kDFlash, save("speculators", json::Value(config)), steps_[0]);
 }
 
 TEST_F(DFlash, NamesWhatDoesNotFit) {

@@ -180,6 +180,29 @@ class GoldenHead : public ::testing::Test {
     drafter.observe({&rows, 1});
   }
 
+  // As an engine drives it: rows come step by step, and each step is proposed twice, as if put off.
+  void expect_drafts(models::HeadKind kind, const std::string& path,
+                     const std::vector<HeadStep>& steps) const {
+    auto head = load(kind, path);
+    ASSERT_TRUE(head.ok()) << head.status().message();
+    const auto drafts = drafter(std::move(*head));
+    ASSERT_NE(drafts, nullptr);
+    const SamplingParams greedy{.temperature = 0.0f};
+    size_t shown = 0;
+    for (const HeadStep& step : steps) {
+      show(*drafts, shown, step.known);
+      shown = step.known - 1;
+      for (int turn = 0; turn < 2; ++turn) {
+        DraftRequest r{.sequence = 1,
+                       .tokens = std::span(tokens_).first(step.known),
+                       .limit = static_cast<int32_t>(step.drafts.size()),
+                       .params = &greedy};
+        drafts->propose({&r, 1});
+        EXPECT_EQ(r.draft, step.drafts) << step.known << " tokens, turn " << turn;
+      }
+    }
+  }
+
   json::Value golden_;
   std::vector<int32_t> tokens_;
   std::vector<float> features_;  // [tokens, taps * hidden]

@@ -362,9 +362,10 @@ void ModelDrafter::run_chain(std::span<DraftRequest> requests) {
     s.features.clear();
     if (heads()) s.state.assign(work_[k].state.begin(), work_[k].state.end());
     for (size_t i = 0; i < tokens[k].size(); ++i) {
-      const auto column = static_cast<size_t>(tokens[k][i]);
-      const int32_t token =
-          options_.target_ids.empty() ? tokens[k][i] : options_.target_ids[column];
+      int32_t token = tokens[k][i];
+      if (token >= 0 && !options_.target_ids.empty()) {
+        token = options_.target_ids[static_cast<size_t>(token)];
+      }
       if (i == 0) s.token = token;
       if (token < 0 || token >= options_.vocab) {
         runner_->cut(s.cache, known + static_cast<int32_t>(i));

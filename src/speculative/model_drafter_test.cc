@@ -48,12 +48,15 @@ class PositionModel final : public Model {
   std::vector<int32_t>& seen_;
 };
 
+Result<ModelSpec> llama_spec() {
+  const std::string path = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
+  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(path));
+  return read_spec(checkpoint);
+}
+
 TEST(ModelDrafter, DraftsInOnePassWithMasks) {
-  const auto checkpoint =
-      loader::Checkpoint::open(std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama");
-  ASSERT_TRUE(checkpoint.ok());
-  auto spec = read_spec(*checkpoint);
-  ASSERT_TRUE(spec.ok());
+  auto spec = llama_spec();
+  ASSERT_TRUE(spec.ok()) << spec.status().message();
   auto compute = runtime::Compute::open({.threads = 1});
   ASSERT_TRUE(compute.ok());
   std::vector<int32_t> seen;
@@ -89,11 +92,8 @@ TEST(ModelDrafter, DraftsInOnePassWithMasks) {
 }
 
 TEST(ModelDrafter, KeepsEachOwnersCacheApart) {
-  const std::string path = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
-  const auto checkpoint = loader::Checkpoint::open(path);
-  ASSERT_TRUE(checkpoint.ok());
-  auto spec = read_spec(*checkpoint);
-  ASSERT_TRUE(spec.ok());
+  auto spec = llama_spec();
+  ASSERT_TRUE(spec.ok()) << spec.status().message();
   auto compute = runtime::Compute::open({.threads = 1});
   ASSERT_TRUE(compute.ok());
   int64_t run = 0;
@@ -128,11 +128,8 @@ TEST(ModelDrafter, KeepsEachOwnersCacheApart) {
 // While nothing is drafted a head does not run the rows of plain steps, and drafts again when
 // asked.
 TEST(ModelDrafter, AHeadSleepsWhileNothingIsDrafted) {
-  const std::string path = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
-  const auto checkpoint = loader::Checkpoint::open(path);
-  ASSERT_TRUE(checkpoint.ok());
-  auto spec = read_spec(*checkpoint);
-  ASSERT_TRUE(spec.ok());
+  auto spec = llama_spec();
+  ASSERT_TRUE(spec.ok()) << spec.status().message();
   auto compute = runtime::Compute::open({.threads = 1});
   ASSERT_TRUE(compute.ok());
   int64_t run = 0;

@@ -49,24 +49,7 @@ TEST_F(ParallelHead, LogitsOfMaskedRowsAreThoseOfPyTorch) {
 
 // As an engine drives it: rows come step by step, and a step may be put off.
 TEST_F(ParallelHead, DraftsAreThoseOfPyTorch) {
-  auto head = load(HeadKind::kEagle3, save("head", *golden_.find("config")));
-  ASSERT_TRUE(head.ok()) << head.status().message();
-  const auto drafts = drafter(std::move(*head));
-  ASSERT_NE(drafts, nullptr);
-  const SamplingParams greedy{.temperature = 0.0f};
-  size_t shown = 0;
-  for (const HeadStep& step : read_steps(golden_)) {
-    show(*drafts, shown, step.known);
-    shown = step.known - 1;
-    for (int turn = 0; turn < 2; ++turn) {
-      DraftRequest r{.sequence = 1,
-                     .tokens = std::span(tokens_).first(step.known),
-                     .limit = static_cast<int32_t>(step.drafts.size()),
-                     .params = &greedy};
-      drafts->propose({&r, 1});
-      EXPECT_EQ(r.draft, step.drafts) << step.known << " tokens, turn " << turn;
-    }
-  }
+  expect_drafts(HeadKind::kEagle3, save("head", *golden_.find("config")), read_steps(golden_));
 }
 
 TEST_F(ParallelHead, NeedsAMaskToken) {

@@ -126,7 +126,7 @@ void CudaDevice::run_attention(const Matrix& out, const Matrix& q, const ops::Kv
     a.max_queries = std::max(a.max_queries, queries);
     if (a.single == s && queries == 1) ++a.single;
   }
-  // With more rows a context is processed by a block.
+  // Kernels of more rows have one block walk a whole context, so only single queries need scratch.
   const int64_t rows = int64_t{a.max_queries} * (params.heads / cache.shape.kv_heads);
   for (const int tokens : {rows <= kExtendRows ? a.batch.tokens : a.single, a.single}) {
     const auto partial = static_cast<size_t>(api_.attention.partial_bytes(

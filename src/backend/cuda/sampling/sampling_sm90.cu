@@ -647,7 +647,8 @@ __global__ void __launch_bounds__(kThreads)
   wait();
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (i >= count || from[i] < 0) return;
-  const int32_t id = named[from[i]];
+  // A row without a number gives -1; the host ends the text there when it sees it.
+  const int32_t id = max(named[from[i]], 0);
   ids[i] = map != nullptr ? map[id] : id;
 }
 
