@@ -78,7 +78,7 @@ class Terminal:
             lines.pop()
         return lines
 
-    def wait_for(self, text, seconds=30):
+    def wait_for(self, text, seconds=120):
         """Waits until the raw output since the last wait has the text."""
         end = time.time() + seconds
         wanted = text.encode()
@@ -88,7 +88,7 @@ class Terminal:
             self.read(end - time.time())
         self.mark = self.raw.index(wanted, self.mark) + len(wanted)
 
-    def wait_for_prompt(self, seconds=30):
+    def wait_for_prompt(self, seconds=120):
         """Waits until the cursor is behind an empty prompt."""
         end = time.time() + seconds
         while True:
@@ -101,7 +101,7 @@ class Terminal:
             if time.time() > end or self.closed:
                 raise AssertionError(f"no prompt within {seconds} s: {self.lines()}")
 
-    def exit_code(self, seconds=60):
+    def exit_code(self, seconds=120):
         end = time.time() + seconds
         while time.time() < end:
             pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -93,7 +93,7 @@ class Terminal:
     def write(self, text):
         os.write(self.master, text.encode())
 
-    def wait_for(self, text, seconds=60):
+    def wait_for(self, text, seconds=120):
         end = time.time() + seconds
         while text not in self.seen:
             if not select.select([self.master], [], [], max(0.0, end - time.time()))[0]:
@@ -101,7 +101,7 @@ class Terminal:
             self.seen += os.read(self.master, 4096).decode(errors="replace")
         self.seen = self.seen.split(text, 1)[1]
 
-    def exit_code(self, seconds=60):
+    def exit_code(self, seconds=120):
         """Keeps reading until the program has exited."""
         end = time.time() + seconds
         while time.time() < end:

@@ -120,7 +120,7 @@ class Case(unittest.TestCase):
         self.addCleanup(context.close)
         url = url or self.server.url
         page = context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(180_000)
         self.problems = []
         self.sent = []  # bodies of requests
         page.on("pageerror", lambda error: self.problems.append(str(error)))
