@@ -59,14 +59,13 @@ class Sum {
     return {};
   }
   Status add(quantizer::Calibration one) {
-    kv_scales_.merge(one.kv_scales);
+    FRESHET_RETURN_IF_ERROR(kv_scales_.merge(one.kv_scales));
     return add(std::move(one.imatrix));
   }
   Status add_file(const std::string& file) {
     if (file.ends_with(".safetensors")) {
       FRESHET_ASSIGN_OR_RETURN(const auto one, quantizer::KvScaleFile::load(file));
-      kv_scales_.merge(one);
-      return {};
+      return kv_scales_.merge(one).with_context(file);
     }
     FRESHET_ASSIGN_OR_RETURN(auto one, quantizer::Imatrix::load(file));
     return add(std::move(one)).with_context(file);
@@ -143,14 +142,14 @@ Status calibrate(const Options& o, Context& context) {
 void add_calibrate(CLI::App& program, Context& context, Action& action) {
   auto o = std::make_shared<calibrate_command::Options>();
   CLI::App* c = program.add_subcommand(
-      "calibrate", "Measure what a model's layers read, and the range of its keys and values");
+      "calibrate", "Measure what a model's layers read, and its keys and values");
   c->add_option("model", o->model, "The Hugging Face folder");
   c->add_option("texts", o->texts,
                 "Texts, JSON lines with \"text\" or \"messages\", or lists of lists of ids");
   c->add_option("-o,--output", o->output,
                 "The importance matrix to write: .gguf, or .dat for older tools");
   c->add_option("--kv-scales", o->kv_scales,
-                "Write factors of keys and values for --kv-cache-dtype fp8: as "
+                "Write factors of keys and values for a quantised cache (--kv-cache-dtype): as "
                 "kv_scales.safetensors in the model's folder, they are read with it");
   c->add_option("--merge", o->merge,
                 "An importance matrix, or factors (.safetensors), to add (may be repeated)")

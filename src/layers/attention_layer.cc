@@ -111,6 +111,7 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
   const float v_scale = scaled ? w.kv_scales.v : 1.0f;
   const ops::Norm k_norm =
       norm_of(spec.qk_norm_spec, k_scale != 1.0f ? w.kv_scales.k_norm : w.k_norm);
+  const bool integers = ops::info(step.cache.layer(cache_layer).shape.type).key.group > 0;
   ops::QkvAttention all;
   all.in = in;
   ops::Heads& heads = all.attend.heads;
@@ -121,6 +122,7 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
     const Matrix q = step.arena.matrix(tokens, int64_t{spec.heads} * spec.head_dim);
     all.q = product_of(w.q, q);
     heads.q = part_of(step, spec, q, spec.heads, q_norm);
+    if (integers) heads.q.factors = w.key_channels.queries.data();
   }
   if (stores) {
     const Matrix k = step.arena.matrix(tokens, int64_t{spec.kv_heads} * spec.head_dim);
@@ -129,6 +131,7 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
     all.v = product_of(w.v, heads.v);
     heads.k = part_of(step, spec, k, spec.kv_heads, k_norm);
     if (!spec.rotates_keys) heads.k.rotary_dim = 0;
+    if (integers) heads.k.factors = w.key_channels.keys.data();
     if (spec.qk_norm == QkNorm::kNone) all.k.scale = 1.0f / k_scale;
     all.v.scale = 1.0f / v_scale;
   }

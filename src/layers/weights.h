@@ -44,6 +44,13 @@ struct KvScales {
   Vector out_bias;     // the bias of the output, divided by v, if there is one
 };
 
+// For a cache of integers: keys are divided by a factor for each channel, and queries multiplied,
+// so that no channel takes the precision of others. Both empty: none.
+struct KeyChannels {
+  Vector keys;     // [kv_heads, head_dim]: 1 / factor
+  Vector queries;  // [heads, head_dim]: the factor of the query's KV head
+};
+
 struct AttentionWeights {
   Linear q, k, v, out;
   NormWeights q_norm, k_norm;
@@ -51,6 +58,7 @@ struct AttentionWeights {
   Vector distance_bias;  // [heads, 2 * bias_distance + 1], by distance from -bias_distance on
   Linear gate;           // [heads * value_dim, hidden], with AttentionSpec::output_gate
   KvScales kv_scales;
+  KeyChannels key_channels;
 };
 
 struct CrossAttentionWeights {

@@ -179,6 +179,11 @@ Result<Checkpoint> Checkpoint::open_model(const std::string& path) {
   return c;
 }
 
+bool is_kv_factor(std::string_view name) {
+  return name.ends_with(".k_scale") || name.ends_with(".v_scale") ||
+         name.ends_with(".k_channel_scale");
+}
+
 Status Checkpoint::open_hugging_face(const std::string& directory) {
   kind_ = Kind::kHuggingFace;
   if (!exists(directory + "/config.json")) {
@@ -192,7 +197,7 @@ Status Checkpoint::open_hugging_face(const std::string& directory) {
   if (!exists(path)) return {};
   FRESHET_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::open(path));
   for (const TensorSource& t : file.tensors()) {
-    if (!t.name.ends_with(".k_scale") && !t.name.ends_with(".v_scale"))
+    if (!is_kv_factor(t.name))
       return invalid_argument("{}: tensor '{}' is no factor of keys or values", path, t.name);
     if (find(t.name) == nullptr) {
       FRESHET_RETURN_IF_ERROR(add(t));

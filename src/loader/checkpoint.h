@@ -22,6 +22,10 @@
 
 namespace freshet::loader {
 
+// Whether a tensor of this name is a factor for the cache of keys and values: "k_scale", "v_scale"
+// or "k_channel_scale".
+bool is_kv_factor(std::string_view name);
+
 class Checkpoint {
  public:
   enum class Kind { kHuggingFace, kGguf };

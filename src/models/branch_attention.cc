@@ -171,6 +171,33 @@ Status assemble_kv_scales(WeightReader& reader, const AttentionSpec& a, int64_t 
   return reader.vector(s.out_bias, Role::kOutput, ".bias", layer, hidden, 0, 1.0f / s.v);
 }
 
+// Factors of the channels of keys (`self_attn.k_channel_scale`, [kv_heads * head_dim]), as
+// `freshet calibrate --kv-scales` measures them.
+Status assemble_key_channels(WeightReader& reader, const AttentionSpec& a, int layer,
+                             KeyChannels& out) {
+  const Role role = reader.find(Role::kKey, ".weight", layer) == nullptr ? Role::kQkv : Role::kKey;
+  const loader::TensorSource* t = find_kv_scale(reader, role, layer, ".k_channel_scale");
+  if (t == nullptr) return {};
+  if (reader.ops().device() != nullptr) {
+    if (layer == 0) log_info("factors of the channels of keys are not used on a GPU");
+    return {};
+  }
+  FRESHET_ASSIGN_OR_RETURN(const std::vector<float> factors,
+                           reader.values(*t, int64_t{a.kv_heads} * a.head_dim));
+  std::vector<float> keys, queries;
+  for (const float f : factors) {
+    if (!(f > 0.0f) || !std::isfinite(f) || !std::isfinite(1.0f / f))
+      return invalid_argument("tensor '{}' has a {}: a factor is a positive number", t->name, f);
+    keys.push_back(1.0f / f);
+  }
+  for (int h = 0; h < a.heads; ++h) {
+    const auto first = factors.begin() + int64_t{h / (a.heads / a.kv_heads)} * a.head_dim;
+    queries.insert(queries.end(), first, first + a.head_dim);
+  }
+  FRESHET_RETURN_IF_ERROR(reader.store(out.keys, keys));
+  return reader.store(out.queries, queries);
+}
+
 // The bucket of a distance (key minus query), as transformers' T5 computes it: in F32.
 int64_t bucket_of(const AttentionSpec& a, int64_t distance) {
   int64_t buckets = a.bias_buckets, first = 0;
@@ -214,6 +241,7 @@ Status assemble(WeightReader& reader, const AttentionSpec& a, int64_t hidden, in
   FRESHET_RETURN_IF_ERROR(
       assemble_qk_norm(reader, a, Role::kKeyNorm, layer, a.kv_heads, 1.0f, out.k_norm));
   FRESHET_RETURN_IF_ERROR(assemble_kv_scales(reader, a, hidden, layer, out));
+  FRESHET_RETURN_IF_ERROR(assemble_key_channels(reader, a, layer, out.key_channels));
   return assemble_attention_out(reader, a, hidden, layer, out);
 }
 

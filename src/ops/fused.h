@@ -57,6 +57,9 @@ struct Heads {
     int rotary_dim = 0;           // 0: no rotation
     bool interleaved = false;     // as in Ops::rope()
     bool norm_after = false;      // the norm follows the rotation
+    // Not nullptr: [heads * head_dim], and each feature is multiplied by its own at last. Host
+    // only.
+    const float* factors = nullptr;
   };
   Part q;                          // may be absent: only keys and values are stored
   Part k;                          // may be absent together with v: they are in the cache already

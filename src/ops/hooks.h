@@ -20,8 +20,9 @@ class ProjectionHooks {
   // p.out holds p.scale * (x W^T + bias) and may be changed. A residual is added after that: p.add
   // is false.
   virtual void after(const Product& /*p*/, const Matrix& /*x*/) {}
-  // Rotated keys, and values, before they are stored in the cache: [tokens, kv heads * features].
-  virtual void storing(const Matrix& /*k*/, const Matrix& /*v*/) {}
+  // Rotated keys, and values, before they are stored in the cache: [tokens, kv heads * features];
+  // and the rotated queries of the same tokens, [tokens, heads * features], or nothing.
+  virtual void storing(const Matrix& /*q*/, const Matrix& /*k*/, const Matrix& /*v*/) {}
 };
 
 }  // namespace freshet::ops

@@ -165,6 +165,7 @@ class Ops {
   void xielu(const Matrix& x, const Xielu& xielu);            // in place
   void add(const Matrix& out, const Matrix& x, float scale);  // out += scale * x
   void scale(const Matrix& x, float scale);                   // in place
+  void scale_cols(const Matrix& x, const float* factors);     // x[t, c] *= factors[c]; host only
   void softcap(const Matrix& x, float cap);                   // cap * tanh(x / cap), in place
   void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows);
   // out[rows[i]] = [out[rows[i]] +] x[i]. Host only.

@@ -64,9 +64,10 @@ void Ops::heads(const Heads& h) {
       rope(p.x, p.heads, p.head_dim, p.offset, p.rotary_dim, p.interleaved, h.cos_sin);
     }
     if (p.norm_after) normalise();
+    if (p.factors != nullptr) scale_cols(p.x, p.factors);
   }
   if (h.k.x.rows == 0) return;
-  if (impl_->hooks != nullptr) impl_->hooks->storing(h.k.x, h.v);
+  if (impl_->hooks != nullptr) impl_->hooks->storing(h.q.x, h.k.x, h.v);
   store_kv(h.cache, h.k.x, h.v, h.batch);
 }
 

@@ -173,6 +173,16 @@ void Ops::scale(const Matrix& x, float scale) {
   });
 }
 
+void Ops::scale_cols(const Matrix& x, const float* factors) {
+  FRESHET_CHECK(device() == nullptr, "scale_cols on a device");
+  impl_->for_rows(x.rows, x.cols, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) {
+      float* const row = x.row(t);
+      for (int64_t c = 0; c < x.cols; ++c) row[c] *= factors[c];
+    }
+  });
+}
+
 void Ops::softcap(const Matrix& x, float cap) {
   FRESHET_CHECK(cap > 0.0f, "softcap={}", cap);
   if (Device* d = device()) return d->softcap(x, cap);

@@ -54,9 +54,13 @@ void add_kv_scales(KvScaleFile& out, const WorkingModel& working, const models::
                    const InputCollector& seen) {
   if (!keeps_keys_and_values(working.model().spec, part)) return;
   if (seen.key_max() == 0.0f && seen.value_max() == 0.0f) return;
-  const KvScalePair names = kv_scale_names(working.reader(), part.layer, KvScaleNames::kAttention);
-  out.scales[names.key] = kv_scale_for(seen.key_max());
-  out.scales[names.value] = kv_scale_for(seen.value_max());
+  const auto names = kv_scale_names(working.reader(), part.layer, KvScaleNames::kAttention);
+  out.scales[names.key] = {kv_scale_for(seen.key_max())};
+  out.scales[names.value] = {kv_scale_for(seen.value_max())};
+  if (seen.key_squares().empty()) return;
+  const auto& layer = working.model().spec.layers[static_cast<size_t>(part.layer)];
+  out.scales[names.key_channels] = key_channel_scales(seen.query_squares(), seen.key_squares(),
+                                                      layer.find<AttentionSpec>()->head_dim);
 }
 
 }  // namespace

@@ -283,7 +283,7 @@ Status ExportPlanner::all_used() const {
                             t.name.ends_with(".attn.bias") || t.name.ends_with("attention.bias");
     const bool tied_head = spec_.tied_embeddings && t.name.ends_with("lm_head.weight");
     const bool drafts = t.name.starts_with(behind);
-    const bool kv_scale = t.name.ends_with(".k_scale") || t.name.ends_with(".v_scale");
+    const bool kv_scale = loader::is_kv_factor(t.name);
     const bool tower = spec_.vision != nullptr && is_tower_tensor(t.name);
     if (!used_.contains(t.name) && !made_again && !tied_head && !drafts && !tower && !kv_scale)
       return unsupported("tensor '{}' has no place in a GGUF file of this architecture", t.name);

@@ -248,9 +248,8 @@ Result<GgufPlan> plan_from(const Source& source, const loader::Checkpoint& check
   GgufPlan plan;
   plan.recipe = options.recipe;
   FRESHET_ASSIGN_OR_RETURN(plan.tensors, planner.plan(options.warn));
-  const bool kv_scales = std::ranges::any_of(checkpoint.tensors(), [](const auto& t) {
-    return t.name.ends_with(".k_scale") || t.name.ends_with(".v_scale");
-  });
+  const bool kv_scales = std::ranges::any_of(
+      checkpoint.tensors(), [](const auto& t) { return loader::is_kv_factor(t.name); });
   if (kv_scales) options.warn("GGUF files have no factors of keys and values: they are left out");
   if (options.target.given())
     FRESHET_RETURN_IF_ERROR(

@@ -159,7 +159,7 @@ std::vector<StoredTensor> QuantizeJob::kv_scale_tensors() const {
   for (size_t i = 0; i < parts_.size() && options_.kv_scales; ++i) {
     const loader::TensorSource* scales = finished_[i].file.find(kKvScales);
     if (scales == nullptr) continue;
-    const KvScalePair names =
+    const KvScaleNameSet names =
         kv_scale_names(working_.reader(), parts_[i].layer, options_.container->kv_scales);
     const uint8_t* const from = scales->data;
     out.push_back({names.key, "F32", {1}, {from, from + sizeof(float)}});
@@ -187,7 +187,8 @@ Status QuantizeJob::write_container() {
     if (options_.progress &&
         !options_.progress("writing", static_cast<double>(i) / static_cast<double>(tensors.size())))
       return cancelled("interrupted");
-    if (measured(t.name)) continue;
+    // Other engines refuse tensors that they don't know.
+    if (measured(t.name) || t.name.ends_with(".k_channel_scale")) continue;
     has_kv_scales |= t.name.ends_with(".k_scale");
     const auto place = places_.find(t.name);
     if (place == places_.end()) {

@@ -11,21 +11,13 @@
 #include "quantizer/kv_scale_file.h"
 #include "quantizer/methods/scales.h"
 #include "quantizer/quantize_job.h"
+#include "quantizer/stored_file.h"
 
 namespace freshet::quantizer {
 namespace {
 
 using models::InputOf;
 using models::LinearTensor;
-
-template <class T>
-StoredTensor stored_array(std::string name, const char* dtype, std::vector<int64_t> shape,
-                          const std::vector<T>& values) {
-  StoredTensor t{std::move(name), dtype, std::move(shape), {}};
-  t.bytes.resize(values.size() * sizeof(T));
-  std::memcpy(t.bytes.data(), values.data(), t.bytes.size());
-  return t;
-}
 
 template <class T>
 std::vector<T> array_of(const loader::SafetensorsFile& file, const std::string& name) {

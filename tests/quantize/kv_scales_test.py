@@ -29,36 +29,58 @@ def one(value):
     return "F32", [1], struct.pack("<f", value)
 
 
-def largest_key_and_value(tensors, config, ids):
-    """Of the first layer, from the definitions."""
+def rotated(x, position, dim):
+    out = list(x)
+    for head in range(0, len(x), dim):
+        for i in range(dim // 2):
+            angle = position * 10000.0 ** (-2 * i / dim)
+            a, b = x[head + i], x[head + i + dim // 2]
+            out[head + i] = a * math.cos(angle) - b * math.sin(angle)
+            out[head + i + dim // 2] = b * math.cos(angle) + a * math.sin(angle)
+    return out
+
+
+def queries_keys_and_values(tensors, config, ids):
+    """Of the first layer, a list of each with a row for each token, from the definitions."""
     hidden, dim = config["hidden_size"], config["head_dim"]
     rows = {}
-    for name in ("model.embed_tokens", "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj"):
+    for name in ("model.embed_tokens", *(f"model.layers.0.self_attn.{part}_proj" for part in "qkv")):
         _, (count, width), data = tensors[name + ".weight"]
         numbers = from_bf16(data)
         rows[name.split(".")[-1]] = [numbers[r * width:(r + 1) * width] for r in range(count)]
     weight = from_bf16(tensors["model.layers.0.input_layernorm.weight"][2])
-    key = value = 0.0
+    all_q, all_k, all_v = [], [], []
     for window in ids:
         for position, token in enumerate(window):
             x = rows["embed_tokens"][token]
             norm = math.sqrt(math.fsum(v * v for v in x) / hidden + config["rms_norm_eps"])
             x = [v / norm * w for v, w in zip(x, weight)]
-            k = [math.fsum(a * b for a, b in zip(row, x)) for row in rows["k_proj"]]
-            for head in range(0, len(k), dim):
-                for i in range(dim // 2):
-                    angle = position * 10000.0 ** (-2 * i / dim)
-                    a, b = k[head + i], k[head + i + dim // 2]
-                    key = max(key, abs(a * math.cos(angle) - b * math.sin(angle)),
-                              abs(b * math.cos(angle) + a * math.sin(angle)))
-            value = max(value, *(abs(math.fsum(a * b for a, b in zip(row, x))) for row in rows["v_proj"]))
-    return key, value
+            q, k, v = ([math.fsum(a * b for a, b in zip(row, x)) for row in rows[part + "_proj"]] for part in "qkv")
+            all_q.append(rotated(q, position, dim))
+            all_k.append(rotated(k, position, dim))
+            all_v.append(v)
+    return all_q, all_k, all_v
+
+
+def channel_factors(queries, keys, config):
+    """The root of the keys' standard magnitude over that of the queries of their group."""
+    dim, group = config["head_dim"], config["num_attention_heads"] // config["num_key_value_heads"]
+    out = []
+    for head in range(0, len(keys[0]), dim):
+        factors = []
+        for i in range(head, head + dim):
+            k = math.fsum(row[i] ** 2 for row in keys)
+            q = math.fsum(row[head * group + g * dim + i - head] ** 2 for row in queries for g in range(group)) / group
+            factors.append((k / q) ** 0.25)
+        mean = math.exp(math.fsum(map(math.log, factors)) / dim)
+        out += [f / mean for f in factors]
+    return out
 
 
 class KvScales(QuantizeCase):
-    def cached_logits(self, model, ids, cache):
+    def cached_logits(self, model, ids, cache, flags=("--reference",)):
         out = self.path("cached.safetensors")
-        self.succeeds("eval", "logits", model, "--ids", ids, "-o", out, "--reference", "--kv-cache-dtype", cache)
+        self.succeeds("eval", "logits", model, "--ids", ids, "-o", out, *flags, "--kv-cache-dtype", cache)
         tensors = load_safetensors(out)
         return [tensors[f"logits_{i}"][1] for i in range(len(tensors))]
 
@@ -75,7 +97,8 @@ class KvScales(QuantizeCase):
         with open(model + "/config.json") as f:
             config = json.load(f)
         with open(ids) as f:
-            key, value = largest_key_and_value(tensors, config, json.load(f))
+            _, keys, values = queries_keys_and_values(tensors, config, json.load(f))
+        key, value = (max(abs(x) for row in rows for x in row) for rows in (keys, values))
         for form, names in (("compressed-tensors", ("k_scale", "v_scale")),
                             ("modelopt", ("k_proj.k_scale", "v_proj.v_scale"))):
             out = self.path(form)
@@ -103,14 +126,21 @@ class KvScales(QuantizeCase):
                       "--kv-cache-scheme", "fp8")
         made = read_tensors(self.path("fp8") + "/model.safetensors")
         stored = {k: v for k, v in made.items() if k.endswith((".k_scale", ".v_scale"))}
-        self.assertEqual(sorted(one_text), sorted(stored))
-        self.assertEqual(len(one_text), 4)
+        channels = [f"model.layers.{layer}.self_attn.k_channel_scale" for layer in range(2)]
+        self.assertEqual(sorted(one_text), sorted([*stored, *channels]))
+        self.assertEqual(len(stored), 4)
         for name, (_, _, data) in stored.items():
             if ".0." in name:
                 self.assertEqual(one_text[name][2], data)
             ratio = struct.unpack("<f", one_text[name][2])[0] / struct.unpack("<f", data)[0]
             self.assertAlmostEqual(ratio, 1.0, delta=0.1)
+        for name in channels:
+            one, two, mean = (struct.unpack("<32f", t[name][2]) for t in (one_text, other, both))
+            for a, b, c in zip(one, two, mean):
+                self.assertAlmostEqual(c / math.sqrt(a * b), 1.0, delta=1e-5)
         for name, (_, shape, data) in both.items():
+            if name in channels:
+                continue
             self.assertEqual(shape, [1])
             self.assertEqual(data, max((t[name][2] for t in (one_text, other)), key=lambda d: struct.unpack("<f", d)))
         # In the model's folder they are read with it, and go into what is quantised from it.
@@ -123,7 +153,9 @@ class KvScales(QuantizeCase):
         self.assertNotEqual(plain, inside)
         self.quantize(model, self.path("kept"), "FP8_DYNAMIC", "--method", "rtn")
         kept = read_tensors(self.path("kept") + "/model.safetensors")
-        self.assertEqual({k: v for k, v in kept.items() if k in both}, both)
+        # Channels of keys stay in their file: other engines refuse tensors that they don't know.
+        self.assertEqual({k: v for k, v in kept.items() if k in both},
+                         {k: v for k, v in both.items() if k not in channels})
         line = self.fails(2, "calibrate", model, first)
         self.assertIn("--kv-scales", line)
         line = self.fails(2, "calibrate", "--merge", files[0], "-o", self.path("i.gguf"))
@@ -141,9 +173,9 @@ class KvScales(QuantizeCase):
             with self.subTest(architecture=architecture):
                 self.check_served(architecture)
 
-    def check_served(self, architecture):
-        base = random_llama(self.path("base-" + architecture))
-        ids = self.ids(windows=2)
+    def random_model(self, architecture):
+        """Its tensors and its configuration."""
+        base = random_llama(self.path(f"base-{architecture}"))
         tensors = read_tensors(base + "/model.safetensors")
         with open(base + "/config.json") as f:
             config = json.load(f)
@@ -161,6 +193,11 @@ class KvScales(QuantizeCase):
                 rows = tensors[f"{stem}{part}_proj.weight"][1][0]
                 values = [quantize_case.bf16(i % 5 / 8 - 0.25) for i in range(rows)]
                 tensors[f"{stem}{part}_proj.bias"] = ("BF16", [rows], struct.pack(f"<{rows}H", *values))
+        return tensors, config
+
+    def check_served(self, architecture):
+        tensors, config = self.random_model(architecture)
+        ids, norms = self.ids(windows=2), architecture == "qwen3"
         exact = self.cached_logits(self.variant("plain-" + architecture, tensors, config), ids, "f32")
         # As it is, with factors; and with keys and values far outside of E4M3's range.
         small, large = dict(tensors), dict(tensors)
@@ -188,6 +225,66 @@ class KvScales(QuantizeCase):
         lost = self.cached_logits(self.variant("lost-" + architecture, without, config), ids, "fp8")
         self.assertGreater(self.distance(exact, lost), 3 * self.distance(exact, in_range))
 
+    def test_channels_measured(self):
+        model = random_llama(self.path("m"), hidden=64, ffn=64, layers=1)
+        ids, out = self.ids(windows=2, length=12), self.path("out.safetensors")
+        self.succeeds("calibrate", model, ids, "--kv-scales", out)
+        with open(model + "/config.json") as f:
+            config = json.load(f)
+        with open(ids) as f:
+            queries, keys, _ = queries_keys_and_values(read_tensors(model + "/model.safetensors"), config, json.load(f))
+        dtype, shape, data = read_tensors(out)["model.layers.0.self_attn.k_channel_scale"]
+        self.assertEqual((dtype, shape), ("F32", [32]))
+        for got, wanted in zip(struct.unpack("<32f", data), channel_factors(queries, keys, config)):
+            self.assertAlmostEqual(got / wanted, 1.0, delta=0.01)
+
+    def scaled_channels(self, tensors, config, powers):
+        """A model whose keys are 2^power times larger in the channels of each half of a head, and queries smaller."""
+        out, dim = dict(tensors), config["head_dim"]
+        for layer in range(config["num_hidden_layers"]):
+            stem = f"model.layers.{layer}.self_attn."
+            for part, sign in (("k", 1), ("q", -1)):
+                for name in (part + "_proj.weight", part + "_proj.bias", part + "_norm.weight"):
+                    normed = f"{stem}{part}_norm.weight" in tensors
+                    if stem + name not in tensors or normed != name.endswith("norm.weight"):
+                        continue
+                    dtype, shape, data = tensors[stem + name]
+                    width = shape[1] if len(shape) == 2 else 1
+                    values = [quantize_case.bf16(v * 2.0 ** (sign * powers[i // width % dim % (dim // 2)]))
+                              for i, v in enumerate(from_bf16(data))]
+                    out[stem + name] = dtype, shape, struct.pack(f"<{len(values)}H", *values)
+        return out
+
+    def test_channels_served(self):
+        """Factors that are powers of two undo a model's own powers of two: the same bits in the cache and after it."""
+        for architecture in ("llama", "llama-bias", "qwen3"):
+            tensors, config = self.random_model(architecture)
+            ids, dim = self.ids(windows=2), config["head_dim"]
+            powers = [(i * 5) % 7 if i % 3 == 0 else 0 for i in range(dim // 2)]
+            spread = self.scaled_channels(tensors, config, powers)
+            factors = [2.0 ** powers[i % (dim // 2)] for i in range(dim)] * config["num_key_value_heads"]
+            held = {f"model.layers.{layer}.self_attn.k_channel_scale":
+                    ("F32", [len(factors)], struct.pack(f"<{len(factors)}f", *factors)) for layer in range(2)}
+            plain = self.variant("channels-plain-" + architecture, tensors, config)
+            alone = self.variant("channels-alone-" + architecture, spread, config)
+            model = self.variant("channels-held-" + architecture, spread, config)
+            write_safetensors(model + "/kv_scales.safetensors", held)
+            exact = self.cached_logits(plain, ids, "f32")
+            self.assertEqual(self.cached_logits(model, ids, "f16"), self.cached_logits(alone, ids, "f16"))
+            for cache in ("int8", "int4", "k8v4"):
+                with self.subTest(architecture=architecture, cache=cache):
+                    wanted = self.cached_logits(plain, ids, cache)
+                    for flags in (("--reference",), ()):
+                        self.assertEqual(self.cached_logits(model, ids, cache, flags),
+                                         self.cached_logits(plain, ids, cache, flags))
+                    lost = self.distance(exact, self.cached_logits(alone, ids, cache))
+                    self.assertGreater(lost, 1.5 * self.distance(exact, wanted))
+                    # Measured factors find the spread by themselves.
+                    if cache == "int4":
+                        measured = self.variant("channels-measured-" + architecture, spread, config)
+                        self.succeeds("calibrate", measured, ids, "--kv-scales", measured + "/kv_scales.safetensors")
+                        self.assertLess(self.distance(exact, self.cached_logits(measured, ids, cache)), 0.75 * lost)
+
     def test_refused(self):
         model, ids = random_llama(self.path("m"), hidden=64, ffn=64, layers=1), self.ids(windows=1)
         for flags, words in (
@@ -205,6 +302,15 @@ class KvScales(QuantizeCase):
         done = run("eval", "logits", self.variant("negative", tensors, config), "--ids", ids, "-o", self.path("l"))
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("self_attn.k_scale' is -1", done.stderr)
+        for values, words in (([1.0] * 31 + [-1.0], "has a -1"), ([1.0] * 16, "k_channel_scale")):
+            data = struct.pack(f"<{len(values)}f", *values)
+            wrong = self.variant(f"channels{len(values)}", {k: v for k, v in tensors.items() if "k_scale" not in k},
+                                 config)
+            write_safetensors(wrong + "/kv_scales.safetensors",
+                              {"model.layers.0.self_attn.k_channel_scale": ("F32", [len(values)], data)})
+            done = run("eval", "logits", wrong, "--ids", ids, "-o", self.path("l"))
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(words, done.stderr)
         # A factor for each head is not dropped silently.
         tensors["model.layers.0.self_attn.k_scale"] = ("F32", [2], struct.pack("<2f", 1.0, 2.0))
         done = run("eval", "logits", self.variant("heads", tensors, config), "--ids", ids, "-o", self.path("l"))

@@ -87,7 +87,7 @@ void InputCollector::make_room_for_gram(Shared& s) {
   s.stats.gram.resize(cols * cols);
 }
 
-void InputCollector::storing(const Matrix& k, const Matrix& v) {
+void InputCollector::storing(const Matrix& q, const Matrix& k, const Matrix& v) {
   const auto raise = [](float& most, const Matrix& x) {
     for (int64_t r = 0; r < x.rows; ++r) {
       const float* row = x.row(r);
@@ -96,6 +96,18 @@ void InputCollector::storing(const Matrix& k, const Matrix& v) {
   };
   raise(key_max_, k);
   raise(value_max_, v);
+  const auto add_squares = [](std::vector<double>& sums, const Matrix& x) {
+    sums.resize(std::max(sums.size(), static_cast<size_t>(x.cols)));
+    for (int64_t r = 0; r < x.rows; ++r) {
+      const float* row = x.row(r);
+      for (int64_t c = 0; c < x.cols; ++c)
+        sums[static_cast<size_t>(c)] += static_cast<double>(row[c]) * row[c];
+    }
+  };
+  if (q.rows == k.rows) {
+    add_squares(query_squares_, q);
+    add_squares(key_squares_, k);
+  }
 }
 
 void InputCollector::add_samples(Shared& s, const Matrix& x) {

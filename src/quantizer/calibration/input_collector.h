@@ -34,7 +34,7 @@ class InputCollector final : public ops::ProjectionHooks {
   ~InputCollector() override;
 
   void before(const ops::Weight& weight, const Matrix& x) override;
-  void storing(const Matrix& k, const Matrix& v) override;
+  void storing(const Matrix& q, const Matrix& k, const Matrix& v) override;
 
   void begin_step();  // call before each step
   Status finish();    // and this after the last
@@ -45,6 +45,9 @@ class InputCollector final : public ops::ProjectionHooks {
   // The largest magnitudes of keys and values that went to the cache; 0: none did.
   float key_max() const { return key_max_; }
   float value_max() const { return value_max_; }
+  // Sums of the squares of queries and of keys, for each of their features; empty: none came by.
+  const std::vector<double>& query_squares() const { return query_squares_; }
+  const std::vector<double>& key_squares() const { return key_squares_; }
 
  private:
   struct Shared;  // statistics of one input
@@ -64,6 +67,7 @@ class InputCollector final : public ops::ProjectionHooks {
   std::map<int32_t, Shared*> by_id_;
   std::map<uint64_t, Shared*> in_step_;  // by the hash of the numbers
   float key_max_ = 0.0f, value_max_ = 0.0f;
+  std::vector<double> query_squares_, key_squares_;
   std::vector<float> turned_;  // inputs, transposed
   Status failure_;
 };
