@@ -44,6 +44,11 @@ struct KvScales {
   Vector out_bias;     // the bias of the output, divided by v, if there is one
 };
 
+// up(down(x)), with a narrow result in between.
+struct AdapterWeights {
+  Linear down, up;
+};
+
 struct AttentionWeights {
   Linear q, k, v, out;
   NormWeights q_norm, k_norm;
@@ -51,6 +56,7 @@ struct AttentionWeights {
   Vector distance_bias;  // [heads, 2 * bias_distance + 1], by distance from -bias_distance on
   Linear gate;           // [heads * value_dim, hidden], with AttentionSpec::output_gate
   KvScales kv_scales;
+  AdapterWeights q_adapter, k_adapter, v_adapter;  // with AttentionSpec::adapter_rank
 };
 
 struct CrossAttentionWeights {
@@ -74,6 +80,12 @@ struct MlpWeights {
   Linear gate, up, down;
   ops::Xielu xielu;    // on the host
   float scale = 1.0f;  // of the output, with MlpSpec::tanh_gate
+  // With MlpSpec::adapter_rank.
+  Linear adapter_down, gate_adapter, up_adapter;
+};
+
+struct LinearWeights {
+  Linear linear;
 };
 
 struct MoeWeights {
@@ -141,7 +153,8 @@ struct BranchWeights {
   BranchNormWeights norms;
   // The alternatives are in the same order as those of BranchSpec::body.
   std::variant<AttentionWeights, MlaWeights, MlpWeights, MoeWeights, ShortConvWeights, MambaWeights,
-               Mamba2Weights, DeltaNetWeights, LightningWeights, CrossAttentionWeights>
+               Mamba2Weights, DeltaNetWeights, LightningWeights, CrossAttentionWeights,
+               LinearWeights>
       body;
 };
 
