@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <future>
 #include <memory>
 #include <numeric>
@@ -15,6 +16,7 @@
 
 #include "backend/cpu/backend.h"
 #include "backend/cuda/backend.h"
+#include "base/json.h"
 #include "freshet/engine.h"
 #include "layers/cross_weights.h"
 #include "layers/model.h"
@@ -322,6 +324,60 @@ TEST_P(Seq2seqEngine, WritesTheSameWhateverElseRuns) {
     EXPECT_EQ(alone[i].samples[0].size(), 20 + i);
     EXPECT_EQ(together[i].samples, alone[i].samples) << "request " << i;
     EXPECT_EQ(squeezed[i].samples, alone[i].samples) << "request " << i;
+  }
+}
+
+std::vector<int32_t> ids_in(const json::Value& list) {
+  std::vector<int32_t> ids;
+  for (const json::Value& id : list.as_array())
+    ids.push_back(static_cast<int32_t>(id.as_int64().value()));
+  return ids;
+}
+
+// Fields of generation_config.json, as transformers' generate() reads them.
+SamplingParams params_of(const json::Value& fields) {
+  SamplingParams p;
+  p.temperature = 0.0f;
+  p.max_tokens = 12;
+  p.beam_width = static_cast<int>(fields.get_int("num_beams", 0));
+  p.length_penalty = static_cast<float>(fields.get_double("length_penalty", 1.0));
+  p.early_stopping = fields.get_bool("early_stopping", false);
+  p.renormalize_logits = fields.get_bool("renormalize_logits", false);
+  p.no_repeat_ngram_size = static_cast<int>(fields.get_int("no_repeat_ngram_size", 0));
+  if (const json::Value* words = fields.find("bad_words_ids")) {
+    for (const json::Value& word : words->as_array()) p.bad_words_ids.push_back(ids_in(word));
+  }
+  if (const json::Value* ids = fields.find("suppress_tokens")) {
+    for (const int32_t id : ids_in(*ids)) p.bad_words_ids.push_back({id});
+  }
+  if (const json::Value* ids = fields.find("begin_suppress_tokens"))
+    p.begin_suppress_tokens = ids_in(*ids);
+  return p;
+}
+
+// tools/golden_generate.py
+TEST_P(Seq2seqEngine, WritesWhatGenerateWritesUnderItsConfiguration) {
+  const std::string path = folder_of(model()) + "/generated.json";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "not of this model";
+  const auto cases = json::parse_file(path);
+  ASSERT_TRUE(cases.ok()) << cases.status().message();
+  const auto engine = load({});
+  ASSERT_NE(engine, nullptr);
+  std::vector<Request> requests;
+  for (const json::Value& one : cases->as_array()) {
+    Request& r = requests.emplace_back();
+    r.prompt = ids_in(*one.find("ids"));
+    r.params = params_of(*one.find("fields"));
+  }
+  const std::vector<Written> together = write(*engine, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const json::Value& one = cases->as_array()[i];
+    const std::string fields = json::write(*one.find("fields"));
+    const Written alone = write(*engine, {requests[i]})[0];
+    std::vector<int32_t> text = alone.samples[0];
+    std::erase(text, 2);  // the end
+    EXPECT_EQ(text, ids_in(*one.find("output"))) << fields;
+    EXPECT_EQ(together[i].samples[0], alone.samples[0]) << fields;
   }
 }
 

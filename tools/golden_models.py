@@ -2,6 +2,7 @@
 """Tiny checkpoints with random weights and transformers' outputs for them.
 
 usage: golden_models.py variants OUT [name ...]       needs torch and transformers (5.17)
+       golden_models.py sources OUT [name ...]        ... (5.24): what golden_seeded.py starts from
        golden_models.py gguf OUT LLAMA_CPP [name ...]  ... and a checkout of llama.cpp
 
 Makes OUT/<name>/{config.json, model.safetensors, golden.safetensors}. golden.safetensors holds
@@ -141,12 +142,26 @@ GGUF = {
 }
 
 
-def spread_weights(model, generator):
+def zamba2(**options):
+    base = dict(hidden_size=32, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=4,
+                intermediate_size=48, max_position_embeddings=128, mamba_d_state=16, n_mamba_heads=4,
+                mamba_ngroups=2, chunk_size=16, adapter_rank=8,
+                layers_block_type=["hybrid" if i in (1, 2, 4, 5) else "mamba" for i in range(6)])
+    return make("zamba2", **{**base, **options})
+
+
+SOURCES = {
+    "zamba2": lambda: zamba2(num_mem_blocks=2, use_shared_attention_adapter=True, use_mem_rope=True),
+    "zamba2-plain": lambda: zamba2(num_key_value_heads=2, num_mem_blocks=1, mamba_ngroups=1, add_bias_linear=True),
+}
+
+
+def spread_weights(model, generator, spread=1.2):
     """Wider than the default initialisation, so that a wrong operation shows in the logits."""
     for name, p in model.named_parameters():
         noise = torch.randn(p.shape, generator=generator)
         if p.dim() >= 2:
-            p.copy_(noise * (1.2 / math.sqrt(p.shape[-1])))
+            p.copy_(noise * (spread / math.sqrt(p.shape[-1])))
         else:
             p.add_(noise * (0.1 if "norm" in name or "ln" in name or name.endswith("weight") else 0.05))
     for name, b in model.named_buffers():
@@ -157,11 +172,11 @@ def spread_weights(model, generator):
 
 
 @torch.no_grad()
-def write(name, config, out, seed=11):
+def write(name, config, out, seed=11, lengths=LENGTHS, spread=1.2):
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed + 1)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    spread_weights(model, generator)
+    spread_weights(model, generator, spread)
     half = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(torch.bfloat16)
     state = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in model.state_dict().items()}
     half.load_state_dict(state)
@@ -169,7 +184,7 @@ def write(name, config, out, seed=11):
     half.save_pretrained(folder, safe_serialization=True)
     model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in state.items()})
     golden = {}
-    for i, length in enumerate(LENGTHS):
+    for i, length in enumerate(lengths):
         ids = torch.randint(3, VOCAB, (1, length), generator=generator)
         golden[f"ids_{i}"] = ids[0].clone()
         golden[f"logits_{i}"] = model(ids, use_cache=False).logits[0].float().contiguous()
@@ -223,9 +238,13 @@ def main():
     torch.use_deterministic_algorithms(True)
     if kind == "gguf":
         sys.path[:0] = [rest[0], os.path.join(rest[0], "gguf-py")]
-    chosen, names = (VARIANTS, rest) if kind == "variants" else (GGUF, rest[1:])
+    chosen, names = {"variants": (VARIANTS, rest), "sources": (SOURCES, rest), "gguf": (GGUF, rest[1:])}[kind]
     for name, config in chosen.items():
-        if not names or name in names:
+        if names and name not in names:
+            continue
+        if kind == "sources":
+            write(name, config(), out, lengths=(9, 24), spread=0.8)
+        else:
             (write if kind == "variants" else write_gguf)(name, config(), out)
 
 

@@ -92,6 +92,17 @@ struct SamplingParams {
   std::optional<Acceptance> rejection_sample_method;
   // Shared by the samples of a request. Not allowed with beam search.
   std::shared_ptr<TokenRules> rules;
+  // The only tokens that may be put out; empty: all. Not allowed with beam search.
+  std::vector<int32_t> allowed_token_ids;
+  // Sequences of tokens that the output never contains; the second ones may not begin in the
+  // prompt, either.
+  std::vector<std::vector<int32_t>> bad_words, bad_words_ids;
+  std::vector<int32_t> begin_suppress_tokens;  // the output does not begin with one of these
+  int no_repeat_ngram_size = 0;  // > 0: no n-gram of this size occurs twice in prompt and output
+  // Beam search: it ends with `beam_width` finished texts, even if better ones might follow; and
+  // the tokens that are not banned share all of the probability.
+  bool early_stopping = false;
+  bool renormalize_logits = false;
 };
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };

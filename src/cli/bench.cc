@@ -492,6 +492,7 @@ void add_bench(CLI::App& program, Context& context, Action& action) {
   c->add_flag("--engine", o->engine,
               "Run tests as requests to an engine, as --speculative-config does: what speculation "
               "is compared with");
+  add_mmproj_option(*c, o->run);
   add_examples(*c,
                "  freshet bench smollm2 -p 512,2048 -n 128 -pg 512,128\n"
                "  freshet bench model.gguf -p 0 -n 64 -d 0,4096 -t 1,2 -o json\n"

@@ -105,6 +105,7 @@ void add_bench_throughput(CLI::App& bench, Context& context, Action& action) {
   c->add_flag("--disable-tqdm", o->quiet, "Show no progress");
   add_engine_options(*c, o->run);
   add_workload_options(*c, o->workload);
+  add_mmproj_option(*c, o->run);
   add_examples(*c,
                "  freshet bench throughput smollm2 --num-prompts 64 --input-len 128 "
                "--output-len 64\n"

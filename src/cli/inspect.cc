@@ -93,6 +93,8 @@ std::string describe(const LayerSpec& layer) {
     text += fmt::format("{}{}", text.empty() ? "" : "; ", kind_of(branch).describe(branch));
   }
   if (layer.parallel) text += ", in parallel";
+  if (layer.branches.front().side == Side::kOpens)
+    text += "; the last of these reads the stream and the result of the others";
   return text;
 }
 
@@ -386,7 +388,7 @@ Status inspect(Options o, Output& out) {
     FRESHET_ASSIGN_OR_RETURN(o.kv_types, ops::kv_type_by_name(o.run.kv_cache_dtype));
   }
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
-  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(path));
+  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(path, o.run.mmproj));
   if (o.metadata) {
     out.write(json::write(metadata_json(checkpoint), {.indent = 2}) + "\n");
     return {};
@@ -430,6 +432,7 @@ void add_inspect(CLI::App& program, Context& context, Action& action) {
               "Print the configuration (GGUF metadata or config.json) as JSON");
   c->add_flag("--kernels", o->kernels, "Load the model and list the kernel chosen for each weight");
   c->add_flag("--architectures", o->architectures, "List the architectures that can be run");
+  add_mmproj_option(*c, o->run);
   add_compute_options(*c, o->run);
   add_examples(*c,
                "  freshet inspect smollm2\n"

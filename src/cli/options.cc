@@ -272,9 +272,10 @@ Result<json::Object> default_sampling(const std::string& choice, const std::stri
   FRESHET_ASSIGN_OR_RETURN(json::Object defaults,
                            server::read_sampling_defaults(choice, model_path));
   const std::string_view card = hub::sampling_of_cached(model_path);
-  if (!defaults.empty() || choice != "auto" || card.empty()) return defaults;
+  if (server::recommend_sampling(defaults) || choice != "auto" || card.empty()) return defaults;
   FRESHET_ASSIGN_OR_RETURN(json::Value parsed, json::parse(card));
-  return std::move(parsed.as_object());
+  for (const auto& [name, value] : parsed.as_object()) defaults[name] = value;
+  return defaults;
 }
 
 namespace {
@@ -284,8 +285,16 @@ Status take_recommended(const SamplingOptions& o, const std::string& model_path,
                         SamplingParams& p) {
   FRESHET_ASSIGN_OR_RETURN(const json::Object defaults,
                            default_sampling(o.generation_config, model_path));
-  if (defaults.empty() || p.beam_width > 0) return {};
+  if (defaults.empty()) return {};
   const SamplingParams recommended = server::chat_params_of(defaults);
+  // No option has these.
+  p.bad_words_ids = recommended.bad_words_ids;
+  p.begin_suppress_tokens = recommended.begin_suppress_tokens;
+  p.no_repeat_ngram_size = recommended.no_repeat_ngram_size;
+  p.early_stopping = recommended.early_stopping;
+  p.renormalize_logits = recommended.renormalize_logits;
+  if (o.command->count("--length-penalty") == 0) p.length_penalty = recommended.length_penalty;
+  if (p.beam_width > 0 || !server::recommend_sampling(defaults)) return {};
   const auto take = [&](const char* option, auto member) {
     if (o.command->count(option) == 0) p.*member = recommended.*member;
   };

@@ -16,6 +16,7 @@
 #include "cli/text_width.h"
 #include "engine/translation.h"
 #include "layers/model.h"
+#include "server/sampling_defaults.h"
 
 namespace freshet::cli {
 namespace run_command {
@@ -415,6 +416,15 @@ Result<SamplingParams> params_of(const Options& o, const What& what,
   return p;
 }
 
+// What the model's authors ask for besides, and options that do it.
+void say_what_is_left_out(const Options& o, int beams, const std::string& path) {
+  const std::string left =
+      beams > 0 ? "" : server::left_out_defaults(o.sampling.generation_config, path);
+  if (left.empty()) return;
+  say_dimmed(fmt::format(
+      "freshet: generation_config.json also asks for {}: --beams searches with beams", left));
+}
+
 Status run(const Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const What what, understand(o));
   if (o.logprobs >= 0 && !o.json) return invalid_argument("--logprobs needs --json");
@@ -434,12 +444,14 @@ Status run(const Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(what.model));
   FRESHET_ASSIGN_OR_RETURN(SamplingParams params, params_of(o, what, path));
   FRESHET_ASSIGN_OR_RETURN(const auto engine, load_engine(o.run, what.model));
+  const int beams = params.beam_width;
   Runner runner(o, context, *engine, std::move(params));
   FRESHET_RETURN_IF_ERROR(runner.add_prompts(what));
   if (what.model.empty())
     say_dimmed(
         "freshet: no model given; the embedded one (21.5M parameters) continues the text, the same "
         "way each time (--seed changes it)");
+  if (!gives_ids(o)) say_what_is_left_out(o, beams, path);
   return runner.run();
 }
 

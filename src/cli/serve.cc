@@ -216,6 +216,13 @@ Status serve(Options& o, Context& context) {
     say(fmt::format("freshet: default sampling parameters: {}",
                     json::write(json::Value(o.app.sampling_defaults))));
   }
+  const std::string left_out = server::left_out_defaults(o.generation_config, path);
+  if (!left_out.empty() && !quiet) {
+    say(
+        fmt::format("freshet: generation_config.json also asks for {}: not done by itself "
+                    "(\"use_beam_search\" and \"min_tokens\" are fields of a request)",
+                    left_out));
+  }
   if (!quiet)
     say(fmt::format("freshet: serving {} at {}", app->model_name(), address_of(o, *http)));
   run_until_signal(o, shutdown, *engine, log);

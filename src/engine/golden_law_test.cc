@@ -42,7 +42,7 @@ struct Replies {
 std::vector<std::string> models_with_states() {
   std::vector<std::string> found;
   for (const char* seeded :
-       {"lfm2", "mamba", "mamba2", "jamba", "falcon-h1", "qwen3-next", "minimax"}) {
+       {"lfm2", "mamba", "mamba2", "jamba", "falcon-h1", "qwen3-next", "minimax", "zamba2"}) {
     found.push_back(FRESHET_UNPACKED_DATA "/seeded/" + std::string(seeded));
   }
   return found;

@@ -37,6 +37,7 @@ struct BranchWeightCount {
     const int64_t kv_heads = a.kv_heads > 0 ? a.kv_heads : a.heads;
     return 2 * a.head_dim * (a.heads * hidden + kv_heads * a.encoder_size);
   }
+  int64_t operator()(const LinearSpec&) const { return hidden * hidden; }
   int64_t operator()(const MlpSpec& m) const { return (m.gated ? 3 : 2) * hidden * m.ff; }
   int64_t operator()(const MoeSpec& m) const {
     return hidden * m.routing.experts + 3 * hidden * m.expert_ff * m.routing.experts +
@@ -54,6 +55,17 @@ struct BranchWeightCount {
   }
   int64_t operator()(const LightningSpec& s) const { return 5 * hidden * s.heads * s.head_dim; }
 };
+
+int64_t adapter_weights(const BranchSpec& branch, int64_t hidden) {
+  if (const auto* const a = std::get_if<AttentionSpec>(&branch.body)) {
+    const int64_t in = a->input_size > 0 ? a->input_size : hidden;
+    const int64_t out = int64_t{a->heads} * a->head_dim +
+                        int64_t{a->kv_heads} * (int64_t{a->head_dim} + a->value_dim);
+    return a->adapter_rank * (3 * in + out);
+  }
+  const auto* const m = std::get_if<MlpSpec>(&branch.body);
+  return m == nullptr ? 0 : m->adapter_rank * (hidden + 2 * int64_t{m->ff});
+}
 
 // The layer of the decoder that a tensor belongs to; -1: none.
 int decoder_layer_of(std::string_view name) {
@@ -116,9 +128,13 @@ double ModelSize::bits_per_weight_total() const {
 
 int64_t linear_weights(const ModelSpec& spec) {
   int64_t count = 0;
-  for (const LayerSpec& layer : spec.layers) {
-    for (const BranchSpec& branch : layer.branches)
-      count += std::visit(BranchWeightCount{spec.hidden_size}, branch.body);
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    for (const BranchSpec& branch : spec.layers[i].branches) {
+      const bool counted =
+          !branch.sharers.empty() && static_cast<size_t>(branch.sharers.front()) != i;
+      if (!counted) count += std::visit(BranchWeightCount{spec.hidden_size}, branch.body);
+      count += adapter_weights(branch, spec.hidden_size);
+    }
   }
   return count;
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -100,6 +101,35 @@ ops::Heads::Part part_of(const Step& step, const AttentionSpec& spec, const Matr
   return part;
 }
 
+// Projections with adapters: out = scale * (W x + up(down(x))).
+void run_adapted(Step& step, const AttentionSpec& spec, const AttentionWeights& w,
+                 const ops::QkvAttention& all) {
+  if (all.in.x.rows == 0) return;
+  const struct {
+    const ops::Product& product;
+    const AdapterWeights& adapter;
+  } parts[] = {{all.q, w.q_adapter}, {all.k, w.k_adapter}, {all.v, w.v_adapter}};
+  std::array<ops::Product, 2 * std::size(parts)> products;
+  std::array<Matrix, std::size(parts)> narrow;
+  size_t count = 0;
+  for (size_t i = 0; i < std::size(parts); ++i) {
+    if (parts[i].product.weight == nullptr) continue;
+    narrow[i] = step.arena.matrix(all.in.x.rows, spec.adapter_rank);
+    products[count++] = parts[i].product;
+    products[count++] = product_of(parts[i].adapter.down, narrow[i]);
+  }
+  step.ops.project(all.in, std::span(products).first(count));
+  for (size_t i = 0; i < std::size(parts); ++i) {
+    if (parts[i].product.weight == nullptr) continue;
+    ops::Product up = product_of(parts[i].adapter.up, parts[i].product.out);
+    up.add = true;
+    up.scale = parts[i].product.scale;
+    step.ops.matmul(narrow[i], {&up, 1});
+  }
+  if (all.attend.heads.q.x.data == nullptr) return step.ops.heads(all.attend.heads);
+  step.ops.attend(all.attend);
+}
+
 // Stores keys and values, or attends, or both.
 void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int cache_layer,
          const ops::Input& in, bool attends, bool stores, const Into& into) {
@@ -155,6 +185,7 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
     all.attend.scored = scored_of(step, cache_layer, scored);
     all.attend.selections = selections_of(step, cache_layer, selections);
   }
+  if (spec.adapter_rank > 0) return run_adapted(step, spec, w, all);
   if (!attends || !spec.output_gate) return step.ops.qkv_attention(all);
   const Matrix gate = step.arena.matrix(tokens, all.attend.out.cols);
   const ops::Product gates[] = {product_of(w.gate, gate)};
@@ -189,7 +220,8 @@ size_t gqa_attention_bytes(const AttentionSpec& spec, int64_t tokens) {
   return matrix_bytes(tokens, int64_t{spec.heads} * spec.head_dim) +
          matrix_bytes(tokens, int64_t{spec.kv_heads} * spec.head_dim) +
          matrix_bytes(tokens, int64_t{spec.kv_heads} * spec.value_dim) +
-         matrix_bytes(tokens, int64_t{spec.heads} * spec.value_dim) * (spec.output_gate ? 2 : 1);
+         matrix_bytes(tokens, int64_t{spec.heads} * spec.value_dim) * (spec.output_gate ? 2 : 1) +
+         (spec.adapter_rank > 0 ? 3 * matrix_bytes(tokens, spec.adapter_rank) : 0);
 }
 
 namespace {
@@ -225,6 +257,7 @@ struct GqaKind {
     return gqa_attention_bytes(spec, tokens);
   }
   static void limits(const Spec& spec, int64_t, ops::Ops::ShapeLimits& l) {
+    l.max_cols = std::max({l.max_cols, int64_t{spec.input_size}, int64_t{spec.adapter_rank}});
     raise_attention_limits(spec.heads, spec.head_dim, spec.value_dim, spec.head_dim, l);
   }
   static const ops::Weight& input_weight(const Spec&, const Weights& w) { return w.q.weight; }
@@ -248,6 +281,8 @@ struct GqaKind {
       return invalid_argument("layer {}: {} slopes of positions for {} heads", layer,
                               a.slopes.size(), a.heads);
     }
+    if (a.adapter_rank < 0 || a.adapter_rank > kMaxSize || (a.adapter_rank > 0 && a.output_gate))
+      return invalid_argument("layer {}: adapters of rank {}", layer, a.adapter_rank);
     if (a.window < 0) return invalid_argument("layer {}: sliding window of {}", layer, a.window);
     if (a.chunk < 0 || (a.chunk > 0 && (a.window > 0 || a.two_way))) {
       return invalid_argument("layer {}: attention in chunks of {} with a window or both ways",
@@ -264,7 +299,9 @@ struct GqaKind {
             (a.slopes.empty() ? "" : ", ALiBi") + (a.two_way ? ", both directions" : "") +
             (a.spans == SpanUse::kAlso ? ", both directions in pictures" : ""),
         a.qk_norm != QkNorm::kNone ? ", norms on queries and keys" : "",
-        a.output_gate ? ", output gate" : "");
+        a.output_gate        ? ", output gate"
+        : a.adapter_rank > 0 ? fmt::format(", adapters of rank {}", a.adapter_rank)
+                             : "");
   }
   static void fields(const Spec& a, json::Object& to) {
     to["attention"] = kName;

@@ -7,7 +7,8 @@ namespace {
 
 constexpr const BranchKind* kKinds[] = {
     &kAttentionKind, &kMlaKind,    &kMlpKind,      &kMoeKind,       &kShortConvKind,
-    &kMambaKind,     &kMamba2Kind, &kDeltaNetKind, &kLightningKind, &kCrossAttentionKind};
+    &kMambaKind,     &kMamba2Kind, &kDeltaNetKind, &kLightningKind, &kCrossAttentionKind,
+    &kLinearKind};
 static_assert(std::size(kKinds) == std::variant_size_v<BranchBody>,
               "every kind of branch needs a row");
 static_assert(std::variant_size_v<BranchBody> == std::variant_size_v<decltype(BranchWeights::body)>,

@@ -149,6 +149,7 @@ extern const BranchKind kMamba2Kind;          // mamba2.cc
 extern const BranchKind kDeltaNetKind;        // delta_net.cc
 extern const BranchKind kLightningKind;       // lightning.cc
 extern const BranchKind kCrossAttentionKind;  // cross_attention.cc
+extern const BranchKind kLinearKind;          // linear.cc
 
 // In the order of BranchBody's alternatives.
 std::span<const BranchKind* const> branch_kinds();

@@ -254,12 +254,35 @@ ops::Input Decoder::paired_input(const Matrix& stream) {
   return {pair};
 }
 
+// The input of a branch that reads a side stream, or opens one.
+ops::Input Decoder::side_input(const BranchSpec& spec, const BranchWeights& w, const Matrix& stream,
+                               ops::Norm& norm) {
+  if (spec.norms.in) norm = norm_of(*spec.norms.in, w.norms.in);
+  ops::Input in{side_};
+  if (spec.side == Side::kOpens) {
+    const int64_t hidden = stream.cols;
+    const auto rows = std::span(every_).first(static_cast<size_t>(stream.rows));
+    in.x = arena_.matrix(stream.rows, 2 * hidden);
+    ops_.gather_rows(in.x.slice_cols(0, hidden), stream, rows);
+    ops_.gather_rows(in.x.slice_cols(hidden, hidden), embeddings_, rows);
+  } else if (spec.side == Side::kCloses) {
+    ops_.add(side_, stream, 1.0f);
+  }
+  if (!spec.norms.in) return in;
+  in.norm = &norm;
+  in.normed = in.x;
+  return in;
+}
+
 // The input of a branch: the stream, with a norm if the spec says so. `norm` must outlive the
 // result.
 ops::Input Decoder::branch_input(int layer, int branch, const Matrix& stream, ops::Norm& norm) {
   if (layer == 0 && branch == 0 && spec_.features &&
       spec_.features->use == FeatureSpec::Use::kPaired) {
     return paired_input(stream);
+  }
+  if (branch_of(layer, branch).side != Side::kNone) {
+    return side_input(branch_of(layer, branch), weights_of(layer, branch), stream, norm);
   }
   const std::optional<NormSpec>& spec = branch_of(layer, branch).norms.in;
   ops::Input in{stream};
@@ -289,6 +312,10 @@ void Decoder::branch(Step& step, int layer, int branch, const ops::Input& in, co
     }
     kind.run(step, spec, w, cache_layer_of(layer, branch), in, into);
   };
+  if (spec.side == Side::kOpens || spec.side == Side::kContinues) {
+    run({next_side_, false, 1.0f});
+    return std::swap(side_, next_side_);
+  }
   const auto optional_norm = [](const std::optional<NormSpec>& norm, const NormWeights& weights) {
     return norm ? norm_of(*norm, weights) : ops::Norm{};
   };
@@ -514,6 +541,12 @@ void Decoder::run(Step& step, Step* last, const Matrix& logits, const Matrix& hi
   if (spec_.features && !stored) {
     embedded_ = x;
     x = feature_stream(step.batch, embedded_);
+  }
+  if (has_side_streams(spec_)) {
+    embeddings_ = arena_.matrix(x.rows, x.cols);
+    ops_.gather_rows(embeddings_, x, std::span(every_).first(static_cast<size_t>(x.rows)));
+    side_ = arena_.matrix(x.rows, x.cols);
+    next_side_ = arena_.matrix(x.rows, x.cols);
   }
   Step* on = &step;
   const auto layers = static_cast<int>(spec_.layers.size());

@@ -83,6 +83,8 @@ class Decoder final : public Model {
                    const ForwardBatch& encoded, const Matrix& states);
   Matrix feature_stream(const ForwardBatch& batch, const Matrix& embedded);
   ops::Input paired_input(const Matrix& stream);
+  ops::Input side_input(const BranchSpec& spec, const BranchWeights& w, const Matrix& stream,
+                        ops::Norm& norm);
   void rope_tables(const ForwardBatch& batch, std::vector<const float*>& tables);
   void axis_table(const ForwardBatch& batch, size_t rope, float* table);
   bool find_even_positions(const ForwardBatch& batch, bool narrows);
@@ -132,6 +134,8 @@ class Decoder final : public Model {
   std::vector<std::vector<int>> cache_layers_;  // [layers][branches]: -1: stores nothing
   std::vector<int> last_cache_layers_;  // for branches that run only for rows that need logits
   Matrix embedded_;                     // in a draft head's step: the input of its first branch
+  Matrix embeddings_;                   // of the current step, for side streams
+  Matrix side_, next_side_;             // the side stream, and room for the one that follows it
   std::vector<int> captures_;           // the boundaries that results may contain
   std::vector<Matrix> boundaries_;      // of the current step
   const FunctionRef<bool()>* between_ = nullptr;  // of the current step

@@ -32,6 +32,8 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
     const int64_t widest = std::max<int64_t>(spec_.features->width, hidden) + hidden;
     fixed += matrix_bytes(tokens, hidden) + matrix_bytes(tokens, std::max(widest, 2 * hidden));
   }
+  // With side streams: the embeddings, two streams, and a pair as a branch's input.
+  if (has_side_streams(spec_)) fixed += 5 * matrix_bytes(tokens, hidden);
   // The peak that the embedding, a layer or the head needs in addition.
   const int tables = (spec_.learned_positions > 0 ? 1 : 0) + (spec_.token_types > 0 ? 1 : 0);
   size_t peak = matrix_bytes(tokens, spec_.embedding_size) + matrix_bytes(tokens, 1) +
@@ -74,6 +76,7 @@ ops::Ops::ShapeLimits Decoder::limits(int64_t tokens, int64_t context) const {
   if (spec_.features) {
     l.max_cols = std::max<int64_t>(l.max_cols, spec_.features->width + spec_.hidden_size);
   }
+  if (has_side_streams(spec_)) l.max_cols = std::max<int64_t>(l.max_cols, 2 * spec_.hidden_size);
   l.max_rows = std::max(spec_.vocab_size, spec_.hidden_size);
   for (const LayerSpec& layer : spec_.layers) {
     for (const BranchSpec& branch : layer.branches) {

@@ -6,8 +6,27 @@ namespace freshet {
 
 namespace {
 
+// Projections with adapters: gate += gate_adapter(down(x)), and up likewise.
+void run_adapted(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input& in,
+                 const Into& into) {
+  const Scratch scratch(step.arena);
+  const Matrix up = step.arena.matrix(in.x.rows, spec.ff);
+  const Matrix gate = step.arena.matrix(in.x.rows, spec.ff);
+  const Matrix narrow = step.arena.matrix(in.x.rows, spec.adapter_rank);
+  const ops::Product products[] = {product_of(w.gate, gate), product_of(w.up, up),
+                                   product_of(w.adapter_down, narrow)};
+  step.ops.project(in, products);
+  const ops::Product more[] = {product_of(w.gate_adapter, Into{gate, true}),
+                               product_of(w.up_adapter, Into{up, true})};
+  step.ops.matmul(narrow, more);
+  step.ops.glu(up, gate, up, {spec.activation, 0.0f, 0.0f});
+  const ops::Product down[] = {product_of(w.down, into)};
+  step.ops.matmul(up, down);
+}
+
 void run_mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input& in,
              const Into& into) {
+  if (spec.adapter_rank > 0) return run_adapted(step, spec, w, in, into);
   const Scratch scratch(step.arena);
   const Matrix up = step.arena.matrix(in.x.rows, spec.ff);
   if (spec.gated) {
@@ -59,7 +78,8 @@ void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input&
 }
 
 size_t mlp_bytes(const MlpSpec& spec, int64_t tokens) {
-  return matrix_bytes(tokens, spec.ff) * (spec.gated ? 2 : 1);
+  return matrix_bytes(tokens, spec.ff) * (spec.gated ? 2 : 1) +
+         (spec.adapter_rank > 0 ? matrix_bytes(tokens, spec.adapter_rank) : 0);
 }
 
 namespace {
@@ -77,7 +97,7 @@ struct MlpKind {
     return mlp_bytes(spec, tokens) + (spec.sighted ? 3 * matrix_bytes(tokens, hidden) : 0);
   }
   static void limits(const Spec& spec, int64_t hidden, ops::Ops::ShapeLimits& l) {
-    l.max_cols = std::max(l.max_cols, int64_t{spec.ff});
+    l.max_cols = std::max({l.max_cols, int64_t{spec.ff}, int64_t{spec.adapter_rank}});
     l.max_rows = std::max(l.max_rows, 2 * int64_t{spec.ff});
     if (spec.gated) l.max_gated_cols = std::max(l.max_gated_cols, hidden);
   }
@@ -87,6 +107,9 @@ struct MlpKind {
     return {&w.gate.weight, &w.up.weight};
   }
   static Status validate(const Spec& spec, const ModelSpec&, size_t layer) {
+    if (spec.adapter_rank < 0 || spec.adapter_rank > kMaxSize ||
+        (spec.adapter_rank > 0 && (!spec.gated || spec.gate_scale != 1.0f)))
+      return invalid_argument("layer {}: adapters of rank {}", layer, spec.adapter_rank);
     if (sane(spec.ff)) return {};
     return invalid_argument("layer {}: an MLP of {} features", layer, spec.ff);
   }
@@ -99,7 +122,9 @@ struct MlpKind {
     return fmt::format("{}MLP of {}{}", spec.gated ? "gated " : "", spec.ff,
                        spec.xielu     ? " with xIELU"
                        : spec.sighted ? " for tokens that see pictures"
-                                      : "");
+                       : spec.adapter_rank > 0
+                           ? fmt::format(", adapters of rank {}", spec.adapter_rank)
+                           : "");
   }
   static void fields(const Spec& spec, json::Object& to) { to["ff"] = spec.ff; }
 };

@@ -34,6 +34,13 @@ KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types) {
   return cache;
 }
 
+bool has_side_streams(const ModelSpec& spec) {
+  return std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
+    return std::ranges::any_of(layer.branches,
+                               [](const BranchSpec& b) { return b.side != Side::kNone; });
+  });
+}
+
 bool reads_both_ways(const ModelSpec& spec) {
   return std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
     const AttentionSpec* const attention = layer.find<AttentionSpec>();
@@ -99,6 +106,33 @@ Status validate_rope(const RopeSpec& rope) {
   return {};
 }
 
+// A side stream is opened, continued and closed within its layer. The branch that closes it keeps
+// states, so that a step's rows that need no logits end behind it.
+Status validate_side(const ModelSpec& spec, size_t index) {
+  const LayerSpec& layer = spec.layers[index];
+  bool open = false, any = false;
+  for (const BranchSpec& branch : layer.branches) {
+    const BranchKind& kind = kind_of(branch);
+    const bool opens = branch.side == Side::kOpens, closes = branch.side == Side::kCloses;
+    bool fits = branch.side == Side::kNone ? !open : open != opens;
+    if (opens) {
+      const auto* const a = std::get_if<AttentionSpec>(&branch.body);
+      fits = fits && branch.norms.in && a != nullptr && a->input_size == 2 * spec.hidden_size;
+    }
+    if (closes) fits = fits && branch.norms.in && kind.cache != nullptr && kind.store == nullptr;
+    if (opens || branch.side == Side::kContinues) {
+      fits = fits && !branch.norms.out && !branch.norms.after && branch.scale == 1.0f &&
+             branch.stream_scale == 1.0f;
+    }
+    if (!fits) return invalid_argument("layer {}: a side stream of another shape", index);
+    any = any || branch.side != Side::kNone;
+    if (opens || closes) open = opens;
+  }
+  if (open || (any && (layer.parallel || spec.features.has_value())))
+    return invalid_argument("layer {}: a side stream without an end", index);
+  return {};
+}
+
 Status validate_layer(const ModelSpec& spec, size_t index) {
   const LayerSpec& layer = spec.layers[index];
   if (layer.branches.empty() || layer.branches.size() > kMaxBranches) {
@@ -116,7 +150,7 @@ Status validate_layer(const ModelSpec& spec, size_t index) {
   for (const BranchSpec& branch : layer.branches) {
     FRESHET_RETURN_IF_ERROR(kind_of(branch).validate(branch, spec, index));
   }
-  return {};
+  return validate_side(spec, index);
 }
 
 Status validate_vision(const ModelSpec& spec) {

@@ -108,6 +108,9 @@ struct AttentionSpec {
   // (ALiBi, arXiv:2108.12409).
   std::vector<float> slopes;
 
+  // > 0: q, k and v each have a product of two narrow matrices of this rank added (Zamba2).
+  int adapter_rank = 0;
+
   bool biased() const { return bias_buckets > 0 || !slopes.empty(); }
 };
 
@@ -160,6 +163,12 @@ struct MlpSpec {
   float gate_scale = 1.0f;  // factor of gate(x), before the activation
   bool sighted = false;     // runs only for tokens that see a picture
   bool tanh_gate = false;   // as in CrossAttentionSpec
+  int adapter_rank = 0;     // as in AttentionSpec, of gate and up
+};
+
+// One matrix.
+struct LinearSpec {
+  bool bias = false;
 };
 
 struct MoeSpec {
@@ -243,8 +252,19 @@ struct BranchNorms {
 };
 
 // Every kind of branch. layers/branch_kinds.h has a row for each, in this order.
-using BranchBody = std::variant<AttentionSpec, MlaSpec, MlpSpec, MoeSpec, ShortConvSpec, MambaSpec,
-                                Mamba2Spec, DeltaNetSpec, LightningSpec, CrossAttentionSpec>;
+using BranchBody =
+    std::variant<AttentionSpec, MlaSpec, MlpSpec, MoeSpec, ShortConvSpec, MambaSpec, Mamba2Spec,
+                 DeltaNetSpec, LightningSpec, CrossAttentionSpec, LinearSpec>;
+
+// A layer may have a side stream, which ends in the layer: its last branch reads the sum of the
+// residual stream and the side stream. The residual stream itself does not change before that
+// (Zamba2, arXiv:2411.15242).
+enum class Side {
+  kNone,
+  kOpens,      // reads [x; e], where e are the model's embeddings; the result is the side stream
+  kContinues,  // reads the side stream, and its result replaces it
+  kCloses,     // reads x + the side stream; x = x + branch, as without one
+};
 
 struct BranchSpec {
   BranchNorms norms;
@@ -253,6 +273,11 @@ struct BranchSpec {
   // x = stream_scale * x + ..., where x is in(x) itself with `normed_stream` (MiniMax-01).
   float stream_scale = 1.0f;
   bool normed_stream = false;
+  Side side = Side::kNone;
+  // Not empty: these layers have the same weights in this branch, except for adapters. A file may
+  // name them after any of the layers.
+  std::vector<int> sharers;
+  int use = 0;  // which of the sharers' adapters is the branch's own, as files count them
 };
 
 struct LayerSpec {
@@ -431,6 +456,9 @@ bool sees_whole_pictures(const ModelSpec& spec);
 // layers with the same kind, window, chunk and direction share a group; groups are in the order of
 // their first layers.
 KvCacheSpec kv_cache_spec(const ModelSpec& spec, const KvTypes& types);
+
+// Whether layers have side streams, which read the embeddings.
+bool has_side_streams(const ModelSpec& spec);
 
 // Whether tokens see the tokens after them: then a sequence is computed whole, in one step.
 bool reads_both_ways(const ModelSpec& spec);

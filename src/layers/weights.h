@@ -51,6 +51,11 @@ struct KeyChannels {
   Vector queries;  // [heads, head_dim]: the factor of the query's KV head
 };
 
+// up(down(x)), with a narrow result in between.
+struct AdapterWeights {
+  Linear down, up;
+};
+
 struct AttentionWeights {
   Linear q, k, v, out;
   NormWeights q_norm, k_norm;
@@ -59,6 +64,7 @@ struct AttentionWeights {
   Linear gate;           // [heads * value_dim, hidden], with AttentionSpec::output_gate
   KvScales kv_scales;
   KeyChannels key_channels;
+  AdapterWeights q_adapter, k_adapter, v_adapter;  // with AttentionSpec::adapter_rank
 };
 
 struct CrossAttentionWeights {
@@ -82,6 +88,12 @@ struct MlpWeights {
   Linear gate, up, down;
   ops::Xielu xielu;    // on the host
   float scale = 1.0f;  // of the output, with MlpSpec::tanh_gate
+  // With MlpSpec::adapter_rank.
+  Linear adapter_down, gate_adapter, up_adapter;
+};
+
+struct LinearWeights {
+  Linear linear;
 };
 
 struct MoeWeights {
@@ -149,7 +161,8 @@ struct BranchWeights {
   BranchNormWeights norms;
   // The alternatives are in the same order as those of BranchSpec::body.
   std::variant<AttentionWeights, MlaWeights, MlpWeights, MoeWeights, ShortConvWeights, MambaWeights,
-               Mamba2Weights, DeltaNetWeights, LightningWeights, CrossAttentionWeights>
+               Mamba2Weights, DeltaNetWeights, LightningWeights, CrossAttentionWeights,
+               LinearWeights>
       body;
 };
 

@@ -86,5 +86,6 @@ Architecture bloom();
 Architecture mpt();
 Architecture qwen3_5();
 Architecture qwen3_5_moe();
+Architecture zamba2();
 
 }  // namespace freshet::models

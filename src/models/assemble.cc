@@ -36,21 +36,25 @@ Status assemble_sines(WeightReader& reader, const ModelSpec& spec, ops::Weight& 
   return reader.pack(out, "positions", rows, {}, ops::Use::kTable);
 }
 
-Status assemble_norms(WeightReader& reader, const BranchNorms& norms, const NormRoles& roles,
-                      int64_t hidden, int layer, BranchNormWeights& out) {
+Status assemble_norms(WeightReader& reader, const BranchSpec& spec, int64_t hidden, int layer,
+                      BranchNormWeights& out) {
+  const BranchNorms& norms = spec.norms;
+  const bool opens = spec.side == Side::kOpens;
+  const NormRoles& roles = opens ? kSideNorms : loading_of(spec).norms;
   struct Place {
     const std::optional<NormSpec>& norm;
     Role role;
     NormWeights& weights;
+    int64_t size;
   };
   const Place places[] = {
-      {norms.in, roles.in, out.in},
-      {norms.out, roles.out, out.out},
-      {norms.after, roles.after, out.after},
+      {norms.in, roles.in, out.in, opens ? 2 * hidden : hidden},
+      {norms.out, roles.out, out.out, hidden},
+      {norms.after, roles.after, out.after, hidden},
   };
   for (const Place& place : places) {
     if (!place.norm) continue;
-    FRESHET_RETURN_IF_ERROR(reader.norm(place.weights, place.role, *place.norm, layer, hidden));
+    FRESHET_RETURN_IF_ERROR(reader.norm(place.weights, place.role, *place.norm, layer, place.size));
   }
   return {};
 }
@@ -131,11 +135,11 @@ Status assemble_embedding(WeightReader& reader, const ModelSpec& spec, ModelWeig
 Status assemble_layer(WeightReader& reader, const LayerSpec& spec, int64_t hidden, int layer,
                       LayerWeights& out) {
   for (const BranchSpec& branch : spec.branches) {
-    const BranchLoading& loading = loading_of(branch);
     BranchWeights& w = out.branches.emplace_back();
-    FRESHET_RETURN_IF_ERROR(
-        assemble_norms(reader, branch.norms, loading.norms, hidden, layer, w.norms));
-    FRESHET_RETURN_IF_ERROR(loading.assemble(reader, branch, hidden, layer, w));
+    reader.set_shared(branch.sharers, branch.use);
+    FRESHET_RETURN_IF_ERROR(assemble_norms(reader, branch, hidden, layer, w.norms));
+    FRESHET_RETURN_IF_ERROR(loading_of(branch).assemble(reader, branch, hidden, layer, w));
+    reader.set_shared({}, 0);
   }
   return {};
 }

@@ -231,10 +231,31 @@ Status assemble_distance_bias(WeightReader& reader, const AttentionSpec& a, Vect
   return reader.store(out, values);
 }
 
+Status assemble_adapters(WeightReader& reader, const AttentionSpec& a, int64_t input, int layer,
+                         AttentionWeights& out) {
+  const int64_t q = int64_t{a.heads} * a.head_dim, k = int64_t{a.kv_heads} * a.head_dim,
+                v = int64_t{a.kv_heads} * a.value_dim;
+  const struct {
+    AdapterWeights& to;
+    Role down, up;
+    int64_t rows;
+  } parts[] = {{out.q_adapter, Role::kQueryAdapterDown, Role::kQueryAdapterUp, q},
+               {out.k_adapter, Role::kKeyAdapterDown, Role::kKeyAdapterUp, k},
+               {out.v_adapter, Role::kValueAdapterDown, Role::kValueAdapterUp, v}};
+  for (const auto& part : parts) {
+    FRESHET_RETURN_IF_ERROR(reader.linear(part.to.down, part.down, layer, a.adapter_rank, input,
+                                          false, {}, reader.shared_use()));
+    FRESHET_RETURN_IF_ERROR(reader.linear(part.to.up, part.up, layer, part.rows, a.adapter_rank,
+                                          false, {}, reader.shared_use()));
+  }
+  return {};
+}
+
 Status assemble(WeightReader& reader, const AttentionSpec& a, int64_t hidden, int layer,
                 AttentionWeights& out) {
   const int64_t input = a.input_size > 0 ? a.input_size : hidden;
   FRESHET_RETURN_IF_ERROR(assemble_qkv(reader, a, input, layer, out));
+  if (a.adapter_rank > 0) FRESHET_RETURN_IF_ERROR(assemble_adapters(reader, a, input, layer, out));
   FRESHET_RETURN_IF_ERROR(assemble_distance_bias(reader, a, out.distance_bias));
   FRESHET_RETURN_IF_ERROR(
       assemble_qk_norm(reader, a, Role::kQueryNorm, layer, a.heads, 1.0f, out.q_norm));
@@ -245,6 +266,13 @@ Status assemble(WeightReader& reader, const AttentionSpec& a, int64_t hidden, in
   return assemble_attention_out(reader, a, hidden, layer, out);
 }
 
+Status make_adapter(DummyMaker& maker, int64_t rows, int64_t rank, int64_t input,
+                    AdapterWeights& out) {
+  FRESHET_RETURN_IF_ERROR(maker.linear(out.down, "attention.adapter_down", Role::kQueryAdapterDown,
+                                       rank, input, false));
+  return maker.linear(out.up, "attention.adapter_up", Role::kQueryAdapterUp, rows, rank, false);
+}
+
 Status make(DummyMaker& maker, const AttentionSpec& a, int64_t hidden, AttentionWeights& out) {
   const int64_t q = int64_t{a.heads} * a.head_dim;
   const int64_t k = int64_t{a.kv_heads} * a.head_dim;
@@ -252,8 +280,13 @@ Status make(DummyMaker& maker, const AttentionSpec& a, int64_t hidden, Attention
   FRESHET_RETURN_IF_ERROR(maker.linear(out.q, "attention.q", Role::kQuery, q, input, a.qkv_bias));
   FRESHET_RETURN_IF_ERROR(
       maker.linear(out.k, "attention.k", Role::kKey, k, input, a.qkv_bias && a.key_bias));
-  FRESHET_RETURN_IF_ERROR(maker.linear(out.v, "attention.v", Role::kValue,
-                                       int64_t{a.kv_heads} * a.value_dim, input, a.qkv_bias));
+  const int64_t v = int64_t{a.kv_heads} * a.value_dim;
+  FRESHET_RETURN_IF_ERROR(maker.linear(out.v, "attention.v", Role::kValue, v, input, a.qkv_bias));
+  if (a.adapter_rank > 0) {
+    FRESHET_RETURN_IF_ERROR(make_adapter(maker, q, a.adapter_rank, input, out.q_adapter));
+    FRESHET_RETURN_IF_ERROR(make_adapter(maker, k, a.adapter_rank, input, out.k_adapter));
+    FRESHET_RETURN_IF_ERROR(make_adapter(maker, v, a.adapter_rank, input, out.v_adapter));
+  }
   if (a.output_gate) {
     FRESHET_RETURN_IF_ERROR(maker.linear(out.gate, "attention.gate", Role::kQuery,
                                          int64_t{a.heads} * a.value_dim, input, a.qkv_bias));

@@ -4,10 +4,12 @@ namespace freshet::models {
 namespace {
 
 // In the order of BranchBody's alternatives.
-constexpr const BranchLoading* kLoadings[] = {
-    &kAttentionLoading, &kMlaLoading,           &kMlpLoading,    &kMoeLoading,
-    &kShortConvLoading, &kMambaLoading,         &kMamba2Loading, &kDeltaNetLoading,
-    &kLightningLoading, &kCrossAttentionLoading};
+constexpr const BranchLoading* kLoadings[] = {&kAttentionLoading, &kMlaLoading,
+                                              &kMlpLoading,       &kMoeLoading,
+                                              &kShortConvLoading, &kMambaLoading,
+                                              &kMamba2Loading,    &kDeltaNetLoading,
+                                              &kLightningLoading, &kCrossAttentionLoading,
+                                              &kLinearLoading};
 static_assert(std::size(kLoadings) == std::variant_size_v<BranchBody>,
               "every kind of branch needs a row");
 

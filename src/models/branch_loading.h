@@ -22,6 +22,7 @@ struct NormRoles {
 };
 constexpr NormRoles kAttentionNorms{Role::kAttentionIn, Role::kAttentionOut, Role::kAttentionAfter};
 constexpr NormRoles kCrossNorms{Role::kCrossIn, Role::kCrossOut, Role::kCrossAfter};
+constexpr NormRoles kSideNorms{Role::kSideIn, Role::kAttentionOut, Role::kAttentionAfter};
 constexpr NormRoles kMlpNorms{Role::kMlpIn, Role::kMlpOut, Role::kMlpAfter};
 
 struct BranchLoading {
@@ -56,6 +57,7 @@ extern const BranchLoading kMlaLoading;             // branch_mla.cc
 extern const BranchLoading kMlpLoading;             // branch_mlp.cc
 extern const BranchLoading kMoeLoading;             // branch_moe.cc
 extern const BranchLoading kCrossAttentionLoading;  // branch_cross.cc
+extern const BranchLoading kLinearLoading;          // branch_mlp.cc
 extern const BranchLoading kShortConvLoading;       // branch_states.cc
 extern const BranchLoading kMambaLoading;
 extern const BranchLoading kMamba2Loading;

@@ -36,6 +36,31 @@ Status assemble_xielu(const WeightReader& reader, int layer, ops::Xielu& out) {
   return {};
 }
 
+// The second matrix has the rows of gates, and then those of up.
+Status assemble_adapters(WeightReader& reader, const MlpSpec& mlp, int64_t hidden, int layer,
+                         MlpWeights& out) {
+  const int64_t ff = mlp.ff, rank = mlp.adapter_rank;
+  const int use = reader.shared_use();
+  FRESHET_RETURN_IF_ERROR(reader.linear(out.adapter_down, Role::kGateUpAdapterDown, layer, rank,
+                                        hidden, false, {}, use));
+  std::vector<int64_t> order(static_cast<size_t>(ff));
+  for (Linear* half : {&out.gate_adapter, &out.up_adapter}) {
+    std::iota(order.begin(), order.end(), half == &out.gate_adapter ? 0 : ff);
+    FRESHET_RETURN_IF_ERROR(
+        reader.linear(*half, Role::kGateUpAdapterUp, layer, 2 * ff, rank, false, order, use));
+  }
+  return {};
+}
+
+Status assemble_linear(WeightReader& reader, const LinearSpec& spec, int64_t hidden, int layer,
+                       LinearWeights& out) {
+  return reader.linear(out.linear, Role::kSideLinear, layer, hidden, hidden, spec.bias);
+}
+
+Status make_linear(DummyMaker& maker, const LinearSpec& spec, int64_t hidden, LinearWeights& out) {
+  return maker.linear(out.linear, "linear", Role::kSideLinear, hidden, hidden, spec.bias);
+}
+
 Status assemble(WeightReader& reader, const MlpSpec& mlp, int64_t hidden, int layer,
                 MlpWeights& out) {
   const int64_t ff = mlp.ff;
@@ -56,6 +81,8 @@ Status assemble(WeightReader& reader, const MlpSpec& mlp, int64_t hidden, int la
     }
     FRESHET_RETURN_IF_ERROR(reader.linear(out.up, Role::kUp, layer, ff, hidden, mlp.bias));
   }
+  if (mlp.adapter_rank > 0)
+    FRESHET_RETURN_IF_ERROR(assemble_adapters(reader, mlp, hidden, layer, out));
   if (mlp.tanh_gate) {
     FRESHET_ASSIGN_OR_RETURN(out.scale, read_tanh_gate(reader, Role::kMlpGate, layer));
   }
@@ -77,5 +104,7 @@ Result<float> read_tanh_gate(WeightReader& reader, Role role, int layer) {
 
 constinit const BranchLoading kMlpLoading =
     branch_loading<MlpSpec, MlpWeights, assemble, make>(kMlpNorms);
+constinit const BranchLoading kLinearLoading =
+    branch_loading<LinearSpec, LinearWeights, assemble_linear, make_linear>(kMlpNorms);
 
 }  // namespace freshet::models

@@ -38,7 +38,8 @@ Status make_weights(DummyMaker& make, const ModelSpec& spec, ModelWeights& w) {
     make.set_layer(static_cast<int>(i));
     for (const BranchSpec& branch : spec.layers[i].branches) {
       BranchWeights& out = w.layers[i].branches.emplace_back();
-      FRESHET_RETURN_IF_ERROR(make.norm(out.norms.in, branch.norms.in, hidden));
+      const int64_t read = branch.side == Side::kOpens ? 2 * hidden : hidden;
+      FRESHET_RETURN_IF_ERROR(make.norm(out.norms.in, branch.norms.in, read));
       FRESHET_RETURN_IF_ERROR(make.norm(out.norms.out, branch.norms.out, hidden));
       FRESHET_RETURN_IF_ERROR(make.norm(out.norms.after, branch.norms.after, hidden));
       FRESHET_RETURN_IF_ERROR(loading_of(branch).make(make, branch, hidden, out));

@@ -91,6 +91,15 @@ Status DummyMaker::mlp(MlpWeights& out, const MlpSpec& m, int64_t hidden,
   if (m.gated)
     FRESHET_RETURN_IF_ERROR(linear(out.gate, prefix + ".gate", Role::kGate, m.ff, hidden, m.bias));
   FRESHET_RETURN_IF_ERROR(linear(out.up, prefix + ".up", Role::kUp, m.ff, hidden, m.bias));
+  if (m.adapter_rank > 0) {
+    const int64_t rank = m.adapter_rank;
+    const Role down = Role::kGateUpAdapterDown, up = Role::kGateUpAdapterUp;
+    FRESHET_RETURN_IF_ERROR(
+        linear(out.adapter_down, prefix + ".adapter_down", down, rank, hidden, false));
+    FRESHET_RETURN_IF_ERROR(
+        linear(out.gate_adapter, prefix + ".gate_adapter", up, m.ff, rank, false));
+    FRESHET_RETURN_IF_ERROR(linear(out.up_adapter, prefix + ".up_adapter", up, m.ff, rank, false));
+  }
   return linear(out.down, prefix + ".down", Role::kDown, hidden, m.ff, m.bias);
 }
 

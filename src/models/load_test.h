@@ -25,8 +25,10 @@ struct Tensor {
 };
 using Tensors = std::map<std::string, Tensor>;
 
+// A name, or the path of another folder.
 inline std::string golden(const std::string& name) {
-  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + name;
+  const bool path = name.starts_with('/');
+  return (path ? "" : FRESHET_SOURCE_DIR "/tests/data/golden/") + name;
 }
 
 inline Tensors read_tensors(const std::string& name) {

@@ -117,6 +117,10 @@ void add_needs(const MoeSpec& moe, Needs& needs) {
   if (moe.shared_gate) needs.push_back({Role::kSharedScale});
 }
 
+void add_needs(const LinearSpec&, Needs& needs) {
+  needs.push_back({Role::kSideLinear});
+}
+
 void add_needs(const CrossAttentionSpec&, Needs& needs) {
   needs.insert(needs.end(),
                {{Role::kCrossQuery}, {Role::kCrossKey}, {Role::kCrossValue}, {Role::kCrossOutput}});
@@ -141,7 +145,10 @@ Needs needs_of(const ModelSpec& spec) {
         add_needs(std::get<CrossAttentionSpec>(branch.body), needs);
         continue;
       }
-      if (branch.norms.in) needs.push_back({attends ? Role::kAttentionIn : Role::kMlpIn});
+      if (branch.side == Side::kOpens) {
+        needs.push_back({Role::kSideIn});
+      } else if (branch.norms.in)
+        needs.push_back({attends ? Role::kAttentionIn : Role::kMlpIn});
       if (branch.norms.out) needs.push_back({attends ? Role::kAttentionOut : Role::kMlpOut});
       std::visit([&](const auto& body) { add_needs(body, needs); }, branch.body);
     }

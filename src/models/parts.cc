@@ -1,8 +1,10 @@
 #include "models/parts.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
+#include "layers/branch_kinds.h"
 #include "layers/decoder.h"
 #include "models/assemble.h"
 #include "models/branch_loading.h"
@@ -23,6 +25,14 @@ constexpr LinearRole kAttentionRoles[] = {
     {Role::kQueryDown, InputOf::kNorm},      {Role::kKvDown, InputOf::kNorm},
     {Role::kQueryUp, InputOf::kQueryLatent}, {Role::kKvUp, InputOf::kLatent},
     {Role::kOutput, InputOf::kAttention},
+};
+
+// Of short convolutions, Mamba and Mamba-2. Mamba's projection of step sizes, which reads few
+// numbers, is not among them.
+constexpr LinearRole kStateRoles[] = {
+    {Role::kStateIn, InputOf::kNorm},
+    {Role::kStateX, InputOf::kConvolution},
+    {Role::kStateOut, InputOf::kState},
 };
 
 constexpr LinearRole kMlpRoles[] = {
@@ -84,7 +94,10 @@ Status add_role(const WeightReader& reader, const LinearRole& role, const Branch
   for (int e = 0; e < experts; ++e) {
     linear.expert = role.expert ? e : -1;
     const auto* source = reader.find(role.role, ".weight", layer, linear.expert);
-    if (source == nullptr) continue;
+    // Granite's hybrids without experts have the names of a shared expert for their MLP.
+    const bool known = std::ranges::any_of(
+        out, [&](const LinearTensor& t) { return t.source == source && t.role != role.role; });
+    if (source == nullptr || known) continue;
     FRESHET_RETURN_IF_ERROR(add_tensor(reader, role, *source, linear, out));
   }
   return {};
@@ -97,11 +110,9 @@ std::vector<Part> parts_of(const ModelSpec& spec) {
   for (int layer = 0; layer < static_cast<int>(spec.layers.size()); ++layer) {
     const LayerSpec& l = spec.layers[static_cast<size_t>(layer)];
     const auto branches = static_cast<int>(l.branches.size());
-    if (l.parallel) {
-      out.push_back({layer, 0, branches});
-      continue;
-    }
-    for (int b = 0; b < branches; ++b) out.push_back({layer, b, 1});
+    const int together = l.parallel_branches();
+    if (together > 0) out.push_back({layer, 0, together});
+    for (int b = together; b < branches; ++b) out.push_back({layer, b, 1});
   }
   return out;
 }
@@ -120,7 +131,7 @@ Result<std::unique_ptr<Model>> load_part(const loader::Checkpoint& checkpoint,
   } else {
     const LayerSpec& whole = spec.layers[static_cast<size_t>(part.layer)];
     LayerSpec& layer = own.layers.emplace_back();
-    layer.parallel = whole.parallel;
+    layer.parallel = part.branches > 1;
     const auto first = whole.branches.begin() + part.first_branch;
     layer.branches.assign(first, first + part.branches);
     own.features = FeatureSpec{};
@@ -158,8 +169,12 @@ Result<std::vector<LinearTensor>> linear_tensors(const WeightReader& reader, con
   for (int b = part.first_branch; b < part.first_branch + part.branches; ++b) {
     const BranchSpec& branch = layer.branches[static_cast<size_t>(b)];
     const bool attention = loading_of(branch).norms.in == Role::kAttentionIn;
-    const std::span<const LinearRole> roles =
-        attention ? std::span<const LinearRole>(kAttentionRoles) : kMlpRoles;
+    const BranchKind& kind = kind_of(branch);
+    const bool state = kind.cache != nullptr && kind.store == nullptr;
+    const std::span<const LinearRole> roles = state ? std::span<const LinearRole>(kStateRoles)
+                                              : attention
+                                                  ? std::span<const LinearRole>(kAttentionRoles)
+                                                  : kMlpRoles;
     for (const LinearRole& role : roles) {
       FRESHET_RETURN_IF_ERROR(add_role(reader, role, branch, part.layer, out));
     }

@@ -1,11 +1,11 @@
 // A model in parts that are loaded one at a time: for passes over models larger than memory.
 //
-// The parts of a decoder are its embedding and then its branches, one by one; the branches of a
-// parallel layer stay together. Each is a Model of its own. The first reads token ids, the others
-// read ForwardBatch::features, the residual stream [tokens, hidden] of the part before; all give
-// the stream behind them as StepResults::boundaries, of which there is one. Logits are not wanted.
-// Running all parts in order gives the bits of running the whole model. What makes logits of the
-// last stream is a Model of its own, without layers. Errors name the tensor.
+// The parts of a decoder are its embedding and then its branches, one by one; branches that run in
+// parallel stay together. Side streams are not known. Each is a Model of its own. The first reads
+// token ids, the others read ForwardBatch::features, the residual stream [tokens, hidden] of the
+// part before; all give the stream behind them as StepResults::boundaries, of which there is one.
+// Logits are not wanted. Running all parts in order gives the bits of running the whole model. What
+// makes logits of the last stream is a Model of its own, without layers. Errors name the tensor.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +45,8 @@ enum class InputOf {
   kQueryLatent,
   kGated,        // the activations of an MLP
   kSharedGated,  // those of the shared expert
+  kConvolution,  // of a layer with states: the result of its convolution, ...
+  kState,        // ... and of the layer, before the projection out of it
 };
 
 // A matrix of a linear layer, as a checkpoint stores it.

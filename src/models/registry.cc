@@ -41,7 +41,7 @@ std::span<const Architecture> architectures() {
       bamba(),        jamba(),         nemotron_h(), minimax(),    qwen2_vl(),
       qwen2_5_vl(),   qwen3_vl(),      mllama(),     marian(),     m2m_100(),
       baichuan(),     bloom(),         mpt(),        qwen3_5(),    qwen3_5_moe(),
-      qwen3_vl_moe(),
+      qwen3_vl_moe(), zamba2(),
   };
   return list;
 }
@@ -271,8 +271,9 @@ Result<std::unique_ptr<Model>> load_cached(const Loading& l, const std::string& 
   return model;
 }
 
-// The last weight of a layer's first branch.
+// The last weight of a layer's first branch, or one that the layer does not share.
 Role last_weight_of(const LayerSpec& layer) {
+  if (layer.branches.front().side == Side::kOpens) return Role::kSideLinear;
   const BranchBody& body = layer.branches.front().body;
   if (std::holds_alternative<AttentionSpec>(body) || std::holds_alternative<MlaSpec>(body))
     return Role::kOutput;

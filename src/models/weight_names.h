@@ -124,6 +124,17 @@ enum class Role {
   kCrossKeyNorm,
   kConnectorMerge,
   kNewlineRow,
+  // Of layers with side streams; "{e}" is the use of the shared weights that an adapter is for.
+  kSideIn,
+  kSideLinear,
+  kQueryAdapterDown,
+  kQueryAdapterUp,
+  kKeyAdapterDown,
+  kKeyAdapterUp,
+  kValueAdapterDown,
+  kValueAdapterUp,
+  kGateUpAdapterDown,
+  kGateUpAdapterUp,
   kCount,
 };
 

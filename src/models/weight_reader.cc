@@ -2,7 +2,9 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <utility>
 
 #include "models/bitsandbytes_rows.h"
 #include "models/finite.h"
@@ -30,6 +32,15 @@ Status check_cols(const TensorSource& source, const quant::FormatInfo& info, int
   if (cols % info.block_size == 0) return {};
   return invalid_argument("tensor '{}': rows of {} numbers are not whole blocks of {}", source.name,
                           cols, info.name);
+}
+
+// The same weight in the same memory, which from then on lives as long as either of the two.
+ops::Weight alias(ops::Weight& w) {
+  const auto owner = std::make_shared<const Buffer>(std::move(w.packed));
+  const std::span<const uint8_t> bytes(owner->data(), owner->size());
+  w.packed = Buffer::part_of(bytes, owner);
+  return {w.format, w.rows, w.cols, w.use,     w.kernel, Buffer::part_of(bytes, owner),
+          w.inputs, w.name, w.id,   w.outliers};
 }
 
 // The error for a matrix of a type that is not read, with the method that may have written it.
@@ -114,6 +125,10 @@ const TensorSource* WeightReader::find(Role role, std::string_view suffix, int l
     const std::string name = names_.stem(role, layer, expert, choice);
     if (name.empty()) break;
     if (const TensorSource* found = find_stem(name, suffix)) return found;
+    for (const int other : shared_layers_) {
+      const std::string alias = names_.stem(role, other, expert, choice);
+      if (const TensorSource* found = find_stem(alias, suffix)) return found;
+    }
   }
   // Tied weights may be saved under the other name alone.
   const bool tied = role == Role::kEmbedding && suffix == ".weight" && !is_gguf_;
@@ -292,15 +307,26 @@ Result<Rows> WeightReader::encode(std::span<const float> values, int64_t cols,
   return out;
 }
 
+void WeightReader::set_shared(std::span<const int> layers, int use) {
+  shared_layers_ = layers;
+  shared_use_ = use;
+}
+
 Status WeightReader::linear(Linear& out, Role role, int layer, int64_t rows, int64_t cols,
-                            bool bias, std::span<const int64_t> order) {
-  FRESHET_ASSIGN_OR_RETURN(const TensorSource* weight, require(role, ".weight", layer));
+                            bool bias, std::span<const int64_t> order, int expert) {
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* weight, require(role, ".weight", layer, expert));
   const bool transposed = architecture_.transposed && !is_gguf_ && layer >= 0;
   const Layout layout = transposed ? Layout::kTransposed : Layout::kRows;
   FRESHET_ASSIGN_OR_RETURN(const Rows source,
                            this->rows(*weight, rows, cols, layout, Inputs::kAnyOrder));
-  FRESHET_RETURN_IF_ERROR(pack(out.weight, weight->name, source, order));
-  release(*weight);
+  const std::pair key{weight->name, order.empty() ? 0 : order.front()};
+  if (const auto known = shared_.find(key); !shared_layers_.empty() && known != shared_.end()) {
+    out.weight = alias(known->second);
+  } else {
+    FRESHET_RETURN_IF_ERROR(pack(out.weight, weight->name, source, order));
+    release(*weight);
+    if (!shared_layers_.empty()) shared_.emplace(key, alias(out.weight));
+  }
   if (!bias) return {};
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* tensor, require(role, ".bias", layer));
   FRESHET_ASSIGN_OR_RETURN(const std::vector<float> all, values(*tensor, rows));

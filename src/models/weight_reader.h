@@ -6,9 +6,11 @@
 // not resident twice. One thread.
 #pragma once
 
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "layers/model.h"
@@ -69,6 +71,11 @@ class WeightReader {
   const Architecture& architecture() const { return architecture_; }
   ops::Ops& ops() const { return ops_; }
 
+  // From now on, tensors of a layer may have the names of any of these layers, and linear() packs
+  // each once for all of them. Empty: neither. `use`: which of their adapters is read.
+  void set_shared(std::span<const int> layers, int use);
+  int shared_use() const { return shared_use_; }
+
   // suffix: ".weight", ".bias" or "". nullptr when absent. A weight may lack its ".weight".
   const loader::TensorSource* find(Role role, std::string_view suffix, int layer = -1,
                                    int expert = -1) const;
@@ -98,7 +105,7 @@ class WeightReader {
 
   // A linear layer with its bias if it has one: the whole of a role's tensors.
   Status linear(Linear& out, Role role, int layer, int64_t rows, int64_t cols, bool bias,
-                std::span<const int64_t> order = {});
+                std::span<const int64_t> order = {}, int expert = -1);
   // The same without a bias, of the rows of two roles: `second` behind `first`.
   Status joined(Linear& out, Role first, int64_t first_rows, Role second, int64_t second_rows,
                 int layer, int64_t cols);
@@ -128,6 +135,10 @@ class WeightReader {
   WeightNames names_;
   std::vector<Model::WeightInfo> infos_;
   size_t done_ = 0;
+  std::span<const int> shared_layers_;
+  int shared_use_ = 0;
+  // By the tensor's name and the first row of the order.
+  std::map<std::pair<std::string, int64_t>, ops::Weight> shared_;
 };
 
 }  // namespace freshet::models

@@ -29,6 +29,9 @@ bool is_attention(Role role) {
     case Role::kQueryUp:
     case Role::kKvDown:
     case Role::kKvUp:
+    case Role::kStateIn:  // behind the same norm
+    case Role::kStateX:
+    case Role::kStateOut:
       return true;
     default:
       return false;

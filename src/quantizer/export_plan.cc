@@ -219,6 +219,10 @@ Status ExportPlanner::branch(const LightningSpec&, int) {
   return unsupported("converting lightning attention to GGUF is not supported");
 }
 
+Status ExportPlanner::branch(const LinearSpec&, int) {
+  return unsupported("converting side streams to GGUF is not supported");
+}
+
 Status ExportPlanner::branch(const CrossAttentionSpec&, int) {
   return unsupported("converting models with cross-attention to GGUF is not supported");
 }

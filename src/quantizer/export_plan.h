@@ -67,6 +67,7 @@ class ExportPlanner {
   Status branch(const Mamba2Spec& mamba, int layer);
   Status branch(const DeltaNetSpec& net, int layer);
   Status branch(const LightningSpec& attention, int layer);
+  Status branch(const LinearSpec& linear, int layer);
   Status stacked(const MoeSpec& moe, models::Role own, models::Role together, int layer);
   Status split_gate_up(const loader::TensorSource& source, int layer);
   void divisors();

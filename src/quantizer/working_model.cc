@@ -42,9 +42,14 @@ Result<std::unique_ptr<WorkingModel>> WorkingModel::open(
   if (!model.spec.generates)
     return unsupported(
         "{} is an encoder or a classifier; only models that write text can be quantised", path);
-  // parts.h knows no linear layers of state-space and linear-attention branches.
-  if (kv_cache_spec(model.spec, ops::KvType::kF16).state_group() >= 0)
-    return unsupported("{} has layers with states: models with those cannot be quantised",
+  // parts.h knows neither the linear layers of linear attention nor side streams.
+  for (const LayerSpec& layer : model.spec.layers) {
+    if (layer.find<DeltaNetSpec>() != nullptr || layer.find<LightningSpec>() != nullptr)
+      return unsupported("{} has linear attention: models with such layers cannot be quantised",
+                         model.spec.architecture);
+  }
+  if (has_side_streams(model.spec))
+    return unsupported("{} has side streams: models with those cannot be quantised",
                        model.spec.architecture);
   std::unique_ptr<WorkingModel> working(
       new WorkingModel(std::move(checkpoint), std::move(model), std::move(compute)));

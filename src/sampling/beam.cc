@@ -29,14 +29,27 @@ std::vector<BeamSearch::Continuation> BeamSearch::best_continuations(
   const auto wanted = static_cast<size_t>(options_.width) * 2;
   std::vector<Continuation> all;
   for (size_t b = 0; b < beams_.size(); ++b) {
-    const auto row = logits.subspan(b * static_cast<size_t>(vocab_), static_cast<size_t>(vocab_));
+    auto row = logits.subspan(b * static_cast<size_t>(vocab_), static_cast<size_t>(vocab_));
+    banned_.clear();
+    options_.bans.list(beams_[b].ids, banned_);
+    std::ranges::sort(banned_);
+    banned_.erase(std::unique(banned_.begin(), banned_.end()), banned_.end());
+    if (options_.renormalize && !banned_.empty()) {
+      row_.assign(row.begin(), row.end());
+      for (const int32_t id : banned_)
+        row_[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
+      row = row_;
+    }
     const float maximum = find_maxima(row, scratch_);
     if (maximum == -std::numeric_limits<float>::infinity()) continue;
     const double log_sum = log_sum_exp(row, maximum, scratch_);
-    gather_best(row, std::min(static_cast<int64_t>(wanted), vocab_), scratch_);
-    for (const Candidate& c : scratch_.candidates)
+    const int64_t most = static_cast<int64_t>(wanted) + std::ssize(banned_);
+    gather_best(row, std::min(most, vocab_), scratch_);
+    for (const Candidate& c : scratch_.candidates) {
+      if (std::ranges::binary_search(banned_, c.id)) continue;
       all.push_back(
           {beams_[b].logprob + static_cast<double>(c.logit) - log_sum, static_cast<int>(b), c.id});
+    }
   }
   std::stable_sort(all.begin(), all.end(), [](const Continuation& x, const Continuation& y) {
     return x.logprob > y.logprob;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "sampling/logits.h"
+#include "sampling/token_bans.h"
 
 namespace freshet {
 
@@ -22,6 +23,8 @@ struct BeamOptions {
   float length_penalty = 1.0f;
   bool early_stopping = false;
   std::vector<int32_t> stop_ids;
+  TokenBans bans;            // continuations that do not count, whatever their score
+  bool renormalize = false;  // the others share all of the probability
 };
 
 struct BeamHypothesis {
@@ -70,6 +73,8 @@ class BeamSearch {
   std::vector<BeamHypothesis> finished_;  // best first
   std::vector<Step> steps_;
   LogitScratch scratch_;
+  std::vector<int32_t> banned_;  // of the current beam
+  std::vector<float> row_;       // its logits without them
   bool done_ = false;
 };
 

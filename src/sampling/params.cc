@@ -11,6 +11,8 @@ constexpr int kMaxSamples = 1024;
 constexpr int kMaxLogprobs = 1024;
 constexpr int kMaxBeams = 64;
 constexpr size_t kMaxStops = 1024;
+constexpr size_t kMaxBadWords = 4096;
+constexpr size_t kMaxBadWord = 256;  // tokens
 
 using Error = std::optional<RequestError>;
 
@@ -30,6 +32,44 @@ Error count(std::string_view name, int64_t v, int64_t low, int64_t high) {
   return wrong(name, "{} must be between {} and {}, not {}", name, low, high, v);
 }
 
+Error find_wrong_word(std::string_view name, const std::vector<std::vector<int32_t>>& words,
+                      int64_t vocab) {
+  if (words.size() > kMaxBadWords) {
+    return wrong(name, "{} holds {} words; at most {} are allowed", name, words.size(),
+                 kMaxBadWords);
+  }
+  for (const std::vector<int32_t>& word : words) {
+    if (word.empty() || word.size() > kMaxBadWord) {
+      return wrong(name, "a word in {} has {} tokens; 1 to {} are allowed", name, word.size(),
+                   kMaxBadWord);
+    }
+    for (const int32_t id : word) {
+      if (id < 0 || id >= vocab)
+        return wrong(name, "{} names token {}; the model has {}", name, id, vocab);
+    }
+  }
+  return {};
+}
+
+Error find_wrong_ban(const SamplingParams& p, int64_t vocab) {
+  const auto known = [&](int32_t id) { return id >= 0 && id < vocab; };
+  for (const int32_t id : p.allowed_token_ids) {
+    if (!known(id)) {
+      return wrong("allowed_token_ids", "allowed_token_ids names token {}; the model has {}", id,
+                   vocab);
+    }
+  }
+  for (const int32_t id : p.begin_suppress_tokens) {
+    if (!known(id)) {
+      return wrong("begin_suppress_tokens",
+                   "begin_suppress_tokens names token {}; the model has {}", id, vocab);
+    }
+  }
+  if (auto e = find_wrong_word("bad_words", p.bad_words, vocab)) return e;
+  if (auto e = find_wrong_word("bad_words_ids", p.bad_words_ids, vocab)) return e;
+  return count("no_repeat_ngram_size", p.no_repeat_ngram_size, 0, 1 << 20);
+}
+
 Error find_wrong_token(const SamplingParams& p, int64_t vocab) {
   for (const auto& [id, bias] : p.logit_bias) {
     if (id < 0 || id >= vocab)
@@ -47,7 +87,7 @@ Error find_wrong_token(const SamplingParams& p, int64_t vocab) {
   for (const std::string& s : p.stop) {
     if (s.empty()) return wrong("stop", "a stop string must not be empty");
   }
-  return {};
+  return find_wrong_ban(p, vocab);
 }
 
 // Beams are scored by the model's own probabilities, so parameters that change or report the
@@ -58,6 +98,7 @@ Error find_wrong_beam(const SamplingParams& p) {
   const std::pair<bool, const char*> without[] = {
       {p.logprobs >= 0, "logprobs"},
       {!p.logit_bias.empty(), "logit_bias"},
+      {!p.allowed_token_ids.empty(), "allowed_token_ids"},
       {p.min_tokens > 0, "min_tokens"},
       {p.repetition_penalty != 1.0f, "repetition_penalty"},
       {p.presence_penalty != 0.0f, "presence_penalty"},

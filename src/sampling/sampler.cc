@@ -100,6 +100,16 @@ Weight keep_typical(std::vector<Candidate>& c, Weight total, float part, float m
                    [&](const Candidate& x) { return std::abs(surprise(x) - expected); });
 }
 
+void apply_mask(std::span<float> logits, TokenMask mask) {
+  for (size_t w = 0; w < mask.size(); ++w) {
+    if (mask[w] == ~uint32_t{0}) continue;
+    const size_t end = std::min(logits.size(), (w + 1) * 32);
+    for (size_t i = w * 32; i < end; ++i) {
+      if (!((mask[w] >> (i % 32)) & 1)) logits[i] = kNone;
+    }
+  }
+}
+
 }  // namespace
 
 Sampler::Sampler(const SamplingParams& params, int64_t vocab, uint64_t seed, uint32_t index,
@@ -109,7 +119,8 @@ Sampler::Sampler(const SamplingParams& params, int64_t vocab, uint64_t seed, uin
       seed_(seed),
       index_(index),
       stop_ids_(std::move(stop_ids)),
-      penalties_(has_penalties(params)) {
+      penalties_(has_penalties(params)),
+      bans_(params, vocab, prompt) {
   std::erase_if(stop_ids_, [&](int32_t id) { return id < 0 || id >= vocab; });
   std::ranges::stable_sort(params_.logit_bias, {}, [](const auto& entry) { return entry.first; });
   for (const auto& [id, bias] : params_.logit_bias) {
@@ -132,8 +143,13 @@ Sampler::Sampler(const SamplingParams& params, int64_t vocab, uint64_t seed, uin
       }
     }
   }
-  if (params_.rules != nullptr)
-    said_.reserve(static_cast<size_t>(std::max<int64_t>(max_output, 0)));
+  banned_.reserve(bans_.most());
+  if (!params_.allowed_token_ids.empty()) {
+    allowed_.resize(static_cast<size_t>((vocab + 31) / 32));
+    for (const int32_t id : params_.allowed_token_ids)
+      allowed_[static_cast<size_t>(id / 32)] |= uint32_t{1} << (id % 32);
+  }
+  if (keeps_output()) said_.reserve(static_cast<size_t>(std::max<int64_t>(max_output, 0)));
   saved_.reserve(distinct + biases_.size() + stop_ids_.size());
 }
 
@@ -148,7 +164,7 @@ uint64_t Sampler::bits(int64_t position, Purpose purpose) const {
 
 void Sampler::accept(int32_t id) {
   ++outputs_;
-  if (params_.rules != nullptr) said_.push_back(id);
+  if (keeps_output()) said_.push_back(id);
   if (penalties_) counts_.add(id, true);
 }
 
@@ -161,13 +177,8 @@ void Sampler::change(std::span<float> logits, int32_t id, float value) {
 void Sampler::adjust(std::span<float> logits, TokenMask mask) {
   saved_.clear();
   if (params_.rules != nullptr) params_.rules->apply(said_, logits.data(), std::ssize(logits));
-  for (size_t w = 0; w < mask.size(); ++w) {
-    if (mask[w] == ~uint32_t{0}) continue;
-    const size_t end = std::min(logits.size(), (w + 1) * 32);
-    for (size_t i = w * 32; i < end; ++i) {
-      if (!((mask[w] >> (i % 32)) & 1)) logits[i] = kNone;
-    }
-  }
+  apply_mask(logits, mask);
+  apply_mask(logits, allowed_);
   for (const TokenCounts::Entry& e : counts_.entries()) {
     float l = logits[static_cast<size_t>(e.id)];
     l = l > 0.0f ? l / params_.repetition_penalty : l * params_.repetition_penalty;
@@ -179,6 +190,13 @@ void Sampler::adjust(std::span<float> logits, TokenMask mask) {
   if (!may_end(outputs_)) {
     for (const int32_t id : stop_ids_) change(logits, id, kNone);
   }
+  banned_.clear();
+  if (keeps_output()) {
+    bans_.list(said_, banned_);
+  } else {
+    bans_.list(outputs_, banned_);
+  }
+  for (const int32_t id : banned_) logits[static_cast<size_t>(id)] = kNone;
 }
 
 Weight Sampler::filter(std::span<const float> logits, float maximum, SamplerScratch& s) const {
@@ -262,7 +280,7 @@ ops::SampleRow::List append(std::vector<int32_t>& words, std::span<const T> item
 bool Sampler::describe(int64_t position, TokenMask mask, int unseen, ops::SampleRow& row,
                        std::vector<int32_t>& words) const {
   row = {};
-  if (params_.rules != nullptr || params_.logprobs >= 0 || (params_.typical_p < 1.0f && !greedy()))
+  if (keeps_output() || params_.logprobs >= 0 || (params_.typical_p < 1.0f && !greedy()))
     return false;
   if (penalties_ && unseen > 1) return false;
   row.how = greedy() ? ops::SampleRow::kBest : ops::SampleRow::kDraw;
@@ -276,11 +294,21 @@ bool Sampler::describe(int64_t position, TokenMask mask, int unseen, ops::Sample
   row.repetition = params_.repetition_penalty;
   row.frequency = params_.frequency_penalty;
   row.presence = params_.presence_penalty;
-  row.allowed = append(words, mask);
+  row.allowed = append(words, mask.empty() ? TokenMask(allowed_) : mask);
+  if (!mask.empty() && !allowed_.empty()) {  // a mask may be shorter: it allows what it lacks
+    const auto at = static_cast<size_t>(row.allowed.at);
+    for (size_t w = 0; w < mask.size() && w < allowed_.size(); ++w)
+      words[at + w] = static_cast<int32_t>(mask[w] & allowed_[w]);
+    for (size_t w = mask.size(); w < allowed_.size(); ++w, ++row.allowed.count)
+      words.push_back(static_cast<int32_t>(allowed_[w]));
+  }
   row.seen = append<TokenCounts::Entry>(words, counts_.entries());
   row.biases = append<ops::SampleRow::Bias>(words, biases_);
   if (penalties_ && unseen == 1) row.last = 0;
-  if (!may_end(outputs_ + unseen)) row.barred = append<int32_t>(words, stop_ids_);
+  const size_t barred = words.size();
+  bans_.list(outputs_ + unseen, words);
+  if (!may_end(outputs_ + unseen)) words.insert(words.end(), stop_ids_.begin(), stop_ids_.end());
+  row.barred = {static_cast<int32_t>(barred), static_cast<int32_t>(words.size() - barred)};
   return true;
 }
 

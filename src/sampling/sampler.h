@@ -1,10 +1,10 @@
 // Chooses the next token of one sequence from its logits.
 //
-// In order: mask, penalties, logit bias, temperature, min-p, top-k, top-p, typical. Each filter
-// works on the tokens that the previous one kept, renormalised. At temperature 0 (or below 1e-5)
-// sampling is greedy. Ties go to the lowest id; top-k keeps exactly k tokens. The token is drawn by
-// an exponential race over the tokens that are left (race.h), whose noise is a function of (seed,
-// sample, position, token id). The result is a function of these, of the logits and of the
+// In order: masks, penalties, logit bias, bans, temperature, min-p, top-k, top-p, typical. Each
+// filter works on the tokens that the previous one kept, renormalised. At temperature 0 (or below
+// 1e-5) sampling is greedy. Ties go to the lowest id; top-k keeps exactly k tokens. The token is
+// drawn by an exponential race over the tokens that are left (race.h), whose noise is a function of
+// (seed, sample, position, token id). The result is a function of these, of the logits and of the
 // sequence's own tokens, never of a batch or of threads. "Locally typical sampling": Meister et
 // al., 2023; min-p: Nguyen et al., 2024; repetition penalty: Keskar et al., 2019.
 //
@@ -22,6 +22,7 @@
 #include "ops/sample.h"
 #include "sampling/logits.h"
 #include "sampling/params.h"
+#include "sampling/token_bans.h"
 #include "sampling/token_counts.h"
 
 namespace freshet {
@@ -70,6 +71,7 @@ class Sampler {
   bool greedy() const;
 
  private:
+  bool keeps_output() const { return params_.rules != nullptr || bans_.reads_output(); }
   bool may_end(int64_t outputs) const { return outputs >= params_.min_tokens; }
   float cut() const;  // min-p keeps logits down to the maximum plus this
   void adjust(std::span<float> logits, TokenMask mask);
@@ -88,8 +90,11 @@ class Sampler {
   std::vector<ops::SampleRow::Bias> biases_;  // each id once
   bool penalties_ = false;
   TokenCounts counts_;                            // unused without penalties
-  std::vector<int32_t> said_;                     // the output, for params_.rules
+  std::vector<int32_t> said_;                     // the output, if rules or bans read it
   std::vector<std::pair<int32_t, float>> saved_;  // raw logits of what adjust() changed, in order
+  TokenBans bans_;
+  std::vector<int32_t> banned_;    // of the current token
+  std::vector<uint32_t> allowed_;  // a mask of params_.allowed_token_ids, or empty
 };
 
 // Log-probabilities by the raw logits: `chosen` first (unless < 0), then the `count` best. Returns

@@ -255,6 +255,9 @@ TEST(Sampler, WordsForADeviceAskForTheSameToken) {
     if (chance(0.2)) p.presence_penalty = -0.7f;
     if (chance(0.3)) p.logit_bias = {{3, 2.5f}, {1, -9.0f}, {3, 0.25f}};
     p.min_tokens = chance(0.3) ? 3 + static_cast<int>(seed % 2) : 0;
+    if (chance(0.2)) p.allowed_token_ids = {0, 2, 3, static_cast<int32_t>(vocab) - 1};
+    if (chance(0.2)) p.bad_words = p.bad_words_ids = {{3}, {1}};
+    if (chance(0.2)) p.begin_suppress_tokens = {0};
     auto sampler = make(p, vocab, seed, 2, {0, 1, 1, 4}, {2, 4});
     for (const int32_t id : {1, 3}) sampler.accept(id);
     auto before = sampler;
@@ -408,6 +411,70 @@ TEST(Sampler, MaskLeavesOnlyWhatItAllows) {
   EXPECT_TRUE(seen.count(71) && seen.count(98));
 }
 
+std::vector<int32_t> banned(const SamplingParams& p, std::vector<int32_t> prompt,
+                            std::vector<int32_t> output) {
+  const TokenBans bans(p, 50, prompt);
+  std::vector<int32_t> ids;
+  bans.list(output, ids);
+  std::ranges::sort(ids);
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+TEST(TokenBans, AWordsEndDoesNotFollowItsBeginning) {
+  using testing::ElementsAre;
+  using testing::IsEmpty;
+  SamplingParams p;
+  p.bad_words = {{7}, {1, 2, 3}, {2, 9}};
+  EXPECT_THAT(banned(p, {1, 2}, {}), ElementsAre(7));
+  EXPECT_THAT(banned(p, {1}, {2}), ElementsAre(7, 9));
+  EXPECT_THAT(banned(p, {}, {4, 1, 2}), ElementsAre(3, 7, 9));
+  EXPECT_THAT(banned(p, {}, {1, 2, 4}), ElementsAre(7));
+  // transformers' words may begin in the prompt.
+  std::swap(p.bad_words, p.bad_words_ids);
+  EXPECT_THAT(banned(p, {1}, {2}), ElementsAre(3, 7, 9));
+  EXPECT_THAT(banned(p, {1, 2}, {}), ElementsAre(3, 7, 9));
+  EXPECT_THAT(banned(p, {}, {}), ElementsAre(7));
+  p = {};
+  p.begin_suppress_tokens = {5, 6};
+  EXPECT_THAT(banned(p, {3}, {}), ElementsAre(5, 6));
+  EXPECT_THAT(banned(p, {3}, {1}), IsEmpty());
+}
+
+TEST(TokenBans, NgramsOfPromptAndOutputAreNotRepeated) {
+  using testing::ElementsAre;
+  using testing::IsEmpty;
+  SamplingParams p;
+  p.no_repeat_ngram_size = 2;
+  EXPECT_THAT(banned(p, {1, 2, 1}, {3, 1}), ElementsAre(2, 3));
+  EXPECT_THAT(banned(p, {1, 2}, {}), IsEmpty());
+  EXPECT_THAT(banned(p, {}, {}), IsEmpty());
+  p.no_repeat_ngram_size = 1;
+  EXPECT_THAT(banned(p, {4}, {2, 2}), ElementsAre(2, 4));
+  p.no_repeat_ngram_size = 3;
+  EXPECT_THAT(banned(p, {1, 2, 3, 60}, {1, 2}), ElementsAre(3));
+  EXPECT_THAT(banned(p, {1, 2}, {60, 1, 2}), IsEmpty());  // not in the vocabulary
+}
+
+TEST(Sampler, TakesOnlyWhatIsAllowedAndNotBanned) {
+  SamplingParams p;
+  p.temperature = 0.0f;
+  p.allowed_token_ids = {1, 2, 3};
+  p.bad_words = {{3, 3}, {2}};
+  auto sampler = make(p, 5);
+  SamplerScratch scratch(5);
+  std::vector<int32_t> ids;
+  for (int i = 0; i < 4; ++i) {
+    std::vector<float> logits = {5.0f, 1.0f, 3.0f, 2.0f, 9.0f};
+    ids.push_back(sampler.sample(logits, i, scratch));
+    sampler.accept(ids.back());
+  }
+  EXPECT_THAT(ids, testing::ElementsAre(3, 1, 3, 1));
+  std::vector<int32_t> words;
+  ops::SampleRow row;
+  EXPECT_FALSE(sampler.describe(4, {}, 0, row, words));  // a word of two tokens
+}
+
 TEST(Sampler, NoStopTokenBeforeTheMinimum) {
   SamplingParams p;
   p.temperature = 0.0f;
@@ -511,6 +578,12 @@ TEST(FindError, NamesWhatIsWrong) {
   EXPECT_EQ(field([](auto& p) { p.n = 2000000; }), "n");
   EXPECT_EQ(field([](auto& p) { p.stop = {""}; }), "stop");
   EXPECT_EQ(field([](auto& p) { p.beam_width = p.min_tokens = 1; }), "min_tokens");
+  EXPECT_EQ(field([](auto& p) { p.allowed_token_ids = {100}; }), "allowed_token_ids");
+  EXPECT_EQ(field([](auto& p) { p.bad_words = {{}}; }), "bad_words");
+  EXPECT_EQ(field([](auto& p) { p.bad_words = {{1, -1}}; }), "bad_words");
+  EXPECT_EQ(field([](auto& p) { p.bad_words_ids = {{100}}; }), "bad_words_ids");
+  EXPECT_EQ(field([](auto& p) { p.begin_suppress_tokens = {100}; }), "begin_suppress_tokens");
+  EXPECT_EQ(field([](auto& p) { p.no_repeat_ngram_size = -1; }), "no_repeat_ngram_size");
   const RequestError bias = error([](auto& p) { p.logit_bias = {{100, 1.0f}}; });
   EXPECT_EQ(bias.field, "logit_bias");
   EXPECT_THAT(bias.message, testing::HasSubstr("100"));

@@ -28,7 +28,8 @@ Answer::Answer(std::shared_ptr<Exchange> exchange, Engine& engine, Metrics& metr
       options_(std::move(options)) {}
 
 void Answer::run(std::vector<std::vector<int32_t>> prompts, const SamplingParams& params,
-                 std::vector<engine::Picture> pictures) {
+                 std::vector<engine::Picture> pictures,
+                 std::vector<std::vector<int32_t>> encoder_ids) {
   const auto now = Clock::now();
   state_.prompts = std::move(prompts);
   state_.prompt_logprobs.resize(state_.prompts.size());
@@ -43,7 +44,8 @@ void Answer::run(std::vector<std::vector<int32_t>> prompts, const SamplingParams
     if (auto self = weak.lock()) self->cancel_all();
   });
   for (size_t p = 0; p < state_.prompts.size(); ++p) {
-    state_.so_far.prompt_tokens += static_cast<int>(state_.prompts[p].size());
+    const std::vector<int32_t>& read = encoder_ids.empty() ? state_.prompts[p] : encoder_ids[p];
+    state_.so_far.prompt_tokens += static_cast<int>(read.size());
     for (int i = 0; i < options_.n; ++i)
       state_.choices[p * static_cast<size_t>(options_.n) + static_cast<size_t>(i)].prompt =
           static_cast<int>(p);
@@ -54,6 +56,7 @@ void Answer::run(std::vector<std::vector<int32_t>> prompts, const SamplingParams
     request.id = options_.request_id;
     request.prompt = state_.prompts[p];
     request.pictures = std::move(pictures);
+    if (!encoder_ids.empty()) request.encoder_ids = std::move(encoder_ids[p]);
     request.params = params;
     request.priority = options_.priority;
     request.tenant = options_.tenant;

@@ -81,8 +81,10 @@ class Answer : public std::enable_shared_from_this<Answer> {
          std::unique_ptr<AnswerFormat> format, Options options);
 
   // Submits one request per prompt. Failures are sent as an error. `pictures`: of a single prompt.
+  // `encoder_ids`: empty, or what an encoder reads beside each prompt.
   void run(std::vector<std::vector<int32_t>> prompts, const SamplingParams& params,
-           std::vector<engine::Picture> pictures = {});
+           std::vector<engine::Picture> pictures = {},
+           std::vector<std::vector<int32_t>> encoder_ids = {});
 
  private:
   struct Event {

@@ -14,6 +14,7 @@
 #include "base/utc_time.h"
 #include "layers/model.h"
 #include "layers/pooled_head.h"
+#include "server/bad_words.h"
 #include "server/speech_service.h"
 
 namespace freshet::server {
@@ -387,6 +388,29 @@ Parsed<std::vector<int32_t>> App::encode(const Prompt& prompt, const CommonReque
   return ids;
 }
 
+Parsed<TranslationPrompt> App::encode_translation(const Prompt& prompt,
+                                                  const CompletionRequest& request) const {
+  const char* const field = request.source_language.empty() ? "target_language" : "source_language";
+  const ModelSpec& spec = engine_.model().spec();
+  if (spec.encoder == nullptr || spec.encoder->stem)
+    return bad_request(field,
+                       fmt::format("'{}' is for models that translate: leave it out", field));
+  const auto* const text = std::get_if<std::string>(&prompt);
+  if (text == nullptr)
+    return bad_request(field, fmt::format("'{}' needs a prompt that is a text", field));
+  if (text->size() > max_text_bytes_ || request.truncate_prompt_tokens != 0)
+    return bad_request(request.prompt_field, "a text to translate is not cut: send less of it");
+  const auto made = [&](const std::string& source, const std::string& target) {
+    return translation_prompt(engine_.tokenizer(), engine_.decoder_start(), *text, source, target);
+  };
+  // One after the other, so that an error names the field.
+  if (auto first = made(request.source_language, ""); !first.ok())
+    return bad_request("source_language", first.status().message());
+  auto both = made(request.source_language, request.target_language);
+  if (!both.ok()) return bad_request("target_language", both.status().message());
+  return std::move(both).value();
+}
+
 size_t App::pooled_tokens_to_keep(const CommonRequest& request) const {
   if (request.truncate_prompt_tokens >= 0)
     return static_cast<size_t>(request.truncate_prompt_tokens);
@@ -440,7 +464,8 @@ std::optional<ApiError> App::check_model(const std::string& name) const {
 
 void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParams params,
                  std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format,
-                 std::vector<engine::Picture> pictures) {
+                 std::vector<engine::Picture> pictures,
+                 std::vector<std::vector<int32_t>> encoder_ids) {
   if (auto error = check_model(request.model)) return send_error(exchange, *error);
   if (draining_) return send_error(exchange, {503, "the server is shutting down", ""});
   if (auto error = refuse_text()) return send_error(exchange, *error);
@@ -450,15 +475,22 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
     return send_error(exchange, *error);
   }
   params.grammar = std::get<std::shared_ptr<const grammar::Grammar>>(std::move(grammar));
+  for (const std::string& word : request.bad_words) {
+    const auto sequences = sequences_of(engine_.tokenizer(), word);
+    if (sequences.empty())
+      return send_error(exchange, bad_request("bad_words", "'bad_words' has a word of no tokens"));
+    params.bad_words.insert(params.bad_words.end(), sequences.begin(), sequences.end());
+  }
   Request probe;
   probe.params = params;
   probe.pictures = pictures;
   probe.kv_eviction = request.kv_eviction;
   probe.sparse_attention = request.sparse_attention;
-  for (std::vector<int32_t>& prompt : prompts) {  // check all before submitting any
-    probe.prompt.swap(prompt);
+  for (size_t i = 0; i < prompts.size(); ++i) {  // check all before submitting any
+    probe.prompt.swap(prompts[i]);
+    if (!encoder_ids.empty()) probe.encoder_ids = encoder_ids[i];
     const auto error = engine_.check(probe);
-    probe.prompt.swap(prompt);
+    probe.prompt.swap(prompts[i]);
     if (!error) continue;
     return send_error(exchange, bad_request(name_of_field(request, error->field), error->message));
   }
@@ -479,7 +511,7 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   }
   auto answer = std::make_shared<Answer>(std::move(exchange), engine_, *metrics_, post_,
                                          std::move(format), std::move(options));
-  answer->run(std::move(prompts), params, std::move(pictures));
+  answer->run(std::move(prompts), params, std::move(pictures), std::move(encoder_ids));
 }
 
 }  // namespace freshet::server

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/translation.h"
 #include "freshet/engine.h"
 #include "grammar/cache.h"
 #include "grammar/late_matcher.h"
@@ -120,10 +121,15 @@ class App {
   std::string salt_of(const HttpRequest& request, const std::string& client_salt) const {
     return cache_salt(request, client_salt);
   }
-  // Checks the model name and starts the answer. `pictures`: of the one prompt.
+  // Checks the model name and starts the answer. `pictures`: of the one prompt. `encoder_ids`: as
+  // in Answer::run().
   void answer(Exchanges exchange, const CommonRequest& request, SamplingParams params,
               std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format,
-              std::vector<engine::Picture> pictures = {});
+              std::vector<engine::Picture> pictures = {},
+              std::vector<std::vector<int32_t>> encoder_ids = {});
+  // A text to translate between the request's languages.
+  Parsed<TranslationPrompt> encode_translation(const Prompt& prompt,
+                                               const CompletionRequest& request) const;
   // The grammar of the request's structured output or forced tool call; nullptr: none. The caller
   // adds the field to an error.
   Parsed<std::shared_ptr<const grammar::Grammar>> grammar_of(const json::Value& structured);

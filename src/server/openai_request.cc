@@ -11,6 +11,7 @@
 #include "server/fields.h"
 #include "server/picture_parts.h"
 #include "server/refused_fields.h"
+#include "server/sampling_defaults.h"
 #include "server/slot_texts.h"
 #include "server/structured_request.h"
 #include "server/tool_request.h"
@@ -64,6 +65,48 @@ void read_logit_bias(Fields& fields, SamplingParams& params, const RequestLimits
   }
 }
 
+// Fields of generation_config.json, by transformers' names.
+void read_bans(Fields& fields, SamplingParams& p) {
+  constexpr size_t kMost = 4096;
+  fields.read("no_repeat_ngram_size", p.no_repeat_ngram_size, 0, 1 << 20);
+  fields.read("begin_suppress_tokens", p.begin_suppress_tokens, kMost);
+  std::vector<int32_t> suppressed;
+  fields.read("suppress_tokens", suppressed, kMost);
+  for (const int32_t id : suppressed) p.bad_words_ids.push_back({id});
+  const json::Value* words = fields.get("bad_words_ids");
+  if (words == nullptr) return;
+  if (!words->is_array() || words->as_array().size() > kMost)
+    return fields.fail("bad_words_ids", "'bad_words_ids' must be an array of lists of token ids");
+  for (const json::Value& word : words->as_array()) {
+    json::Object one;
+    one["bad_words_ids"] = word;
+    const json::Value object(std::move(one));
+    Fields inner(object);
+    inner.read("bad_words_ids", p.bad_words_ids.emplace_back(), kMost);
+    if (!inner.ok() || p.bad_words_ids.back().empty())
+      return fields.fail("bad_words_ids", "'bad_words_ids' must be an array of lists of token ids");
+  }
+}
+
+// vLLM's restrictions of the vocabulary.
+void read_words(Fields& fields, CommonRequest& r, const RequestLimits& limits) {
+  fields.read("allowed_token_ids", r.params.allowed_token_ids, size_t{1} << 20);
+  const json::Value* allowed = fields.get("allowed_token_ids");
+  if (allowed != nullptr && r.params.allowed_token_ids.empty())
+    fields.fail("allowed_token_ids", "'allowed_token_ids' must not be empty: leave it out");
+  const json::Value* words = fields.get("bad_words");
+  if (words == nullptr) return;
+  const std::string wrong =
+      fmt::format("'bad_words' must be an array of at most {} words", limits.max_bad_words);
+  if (!words->is_array() || words->as_array().size() > limits.max_bad_words)
+    return fields.fail("bad_words", wrong);
+  for (const json::Value& word : words->as_array()) {
+    if (!word.is_string() || word.as_string().size() > limits.max_stop_bytes)
+      return fields.fail("bad_words", wrong);
+    r.bad_words.push_back(word.as_string());
+  }
+}
+
 void read_seed(Fields& fields, SamplingParams& params) {
   const json::Value* v = fields.get("seed");
   if (v == nullptr) return;
@@ -77,6 +120,8 @@ void read_beam(Fields& fields, SamplingParams& params) {
   fields.read("use_beam_search", beam);
   if (beam) params.beam_width = params.n;
   fields.read("length_penalty", params.length_penalty, -10, 10);
+  fields.read("early_stopping", params.early_stopping);
+  fields.read("renormalize_logits", params.renormalize_logits);
 }
 
 void read_acceptance(Fields& fields, SamplingParams& params) {
@@ -113,6 +158,7 @@ void read_sampling(Fields& fields, SamplingParams& p, const RequestLimits& limit
   fields.read("prompt_logprobs", p.prompt_logprobs, 0, limits.max_logprobs);
   read_stop(fields, p, limits);
   read_logit_bias(fields, p, limits);
+  read_bans(fields, p);
   read_seed(fields, p);
   read_beam(fields, p);
   read_acceptance(fields, p);
@@ -184,6 +230,7 @@ void read_common(Fields& fields, CommonRequest& r, const RequestLimits& limits, 
   fields.read("timeout", r.timeout_s, 0, 1e9);
   read_max_tokens(fields, r, least);
   read_sampling(fields, r.params, limits);
+  read_words(fields, r, limits);
   if (r.stream && r.params.prompt_logprobs >= 0)
     fields.fail("prompt_logprobs", "'prompt_logprobs' cannot be streamed");
   read_penalty_window(fields, r.params);
@@ -267,8 +314,15 @@ void read_chat_logprobs(Fields& fields, ChatRequest& r, const RequestLimits& lim
   if (logprobs) r.params.logprobs = top;
 }
 
-bool samples(const json::Value& body) {
-  return !body.get_bool("use_beam_search", false);
+// The defaults that concern a request: beam search ignores those of sampling.
+json::Object defaults_for(const json::Value& body, const json::Object* defaults) {
+  json::Object out;
+  if (defaults == nullptr) return out;
+  const bool beams = body.get_bool("use_beam_search", false);
+  for (const auto& [name, value] : *defaults) {
+    if (!beams || !recommends_sampling(name)) out[name] = value;
+  }
+  return out;
 }
 
 }  // namespace
@@ -370,10 +424,13 @@ Parsed<CompletionRequest> parse_completion(const json::Value& body, const Reques
                                            const json::Object* defaults) {
   if (!body.is_object()) return bad_request("", "the body must be a JSON object");
   CompletionRequest r;
-  Fields fields(body, samples(body) ? defaults : nullptr);
+  const json::Object own_defaults = defaults_for(body, defaults);
+  Fields fields(body, &own_defaults);
   read_common(fields, r, limits, /*least=*/0);
   fields.read("echo", r.echo);
   fields.read("add_special_tokens", r.add_special_tokens);
+  fields.read("source_language", r.source_language, 64);
+  fields.read("target_language", r.target_language, 64);
   fields.read("logprobs", r.params.logprobs, 0, limits.max_logprobs);
   int best_of = r.params.n;
   fields.read("best_of", best_of, 1, limits.max_n);
@@ -398,7 +455,8 @@ Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& lim
   if (!body.is_object()) return bad_request("", "the body must be a JSON object");
   ChatRequest r;
   r.prompt_field = kMessages;
-  Fields fields(body, samples(body) ? defaults : nullptr);
+  const json::Object own_defaults = defaults_for(body, defaults);
+  Fields fields(body, &own_defaults);
   read_common(fields, r, limits, /*least=*/1);
   bool echo = false;
   fields.read("echo", echo);

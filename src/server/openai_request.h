@@ -25,6 +25,7 @@ struct RequestLimits {
   int max_logprobs = 20;
   size_t max_prompts = 2048;  // OpenAI's limit for embeddings
   size_t max_logit_bias = 4096;
+  size_t max_bad_words = 1024;
   std::optional<int> max_pictures;  // of a conversation; absent: the model reads text only
 };
 
@@ -52,6 +53,7 @@ struct CommonRequest {
   double max_predict_s = 0.0;  // since the first token, after one complete line; 0: no limit
   bool parse_special = true;   // special tokens spelled in a text are recognized
   json::Value structured;      // null, or {"json"|"regex"|"choice"|"grammar"|"json_object": ...}
+  std::vector<std::string> bad_words;  // as texts; bad_words.h
   // The field names of these, for errors.
   const char* prompt_field = "prompt";
   const char* structure_field = "response_format";
@@ -64,6 +66,9 @@ struct CompletionRequest : CommonRequest {
   std::vector<Prompt> prompts;
   bool echo = false;
   bool prompt_only = false;  // max_tokens 0: nothing is generated; with echo, the prompt is scored
+  // Of a model that translates; empty: what its files say.
+  std::string source_language, target_language;
+  bool translates() const { return !source_language.empty() || !target_language.empty(); }
 };
 
 struct ChatRequest : CommonRequest {

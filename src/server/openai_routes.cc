@@ -15,18 +15,28 @@ void completions(App& app, App::Exchanges exchange, const json::Value& body) {
   if (auto* error = std::get_if<ApiError>(&parsed)) return send_error(exchange, *error);
   auto& request = std::get<CompletionRequest>(parsed);
   std::vector<std::vector<int32_t>> prompts;
+  std::vector<std::vector<int32_t>> encoder_ids;
   std::vector<std::string> texts;
   for (const Prompt& prompt : request.prompts) {
-    auto ids = app.encode(prompt, request);
-    if (auto* error = std::get_if<ApiError>(&ids)) return send_error(exchange, *error);
-    prompts.push_back(std::get<std::vector<int32_t>>(std::move(ids)));
+    if (request.translates()) {
+      auto made = app.encode_translation(prompt, request);
+      if (auto* error = std::get_if<ApiError>(&made)) return send_error(exchange, *error);
+      auto& translation = std::get<TranslationPrompt>(made);
+      prompts.push_back(std::move(translation.prompt));
+      encoder_ids.push_back(std::move(translation.encoder_ids));
+    } else {
+      auto ids = app.encode(prompt, request);
+      if (auto* error = std::get_if<ApiError>(&ids)) return send_error(exchange, *error);
+      prompts.push_back(std::get<std::vector<int32_t>>(std::move(ids)));
+    }
     const auto* text = std::get_if<std::string>(&prompt);
     if (request.echo)
       texts.push_back(text != nullptr ? *text : app.engine().tokenizer().decode(prompts.back()));
   }
   auto format =
       make_completion_format(app.format_context("cmpl", request), request, std::move(texts));
-  app.answer(std::move(exchange), request, request.params, std::move(prompts), std::move(format));
+  app.answer(std::move(exchange), request, request.params, std::move(prompts), std::move(format),
+             {}, std::move(encoder_ids));
 }
 
 void chat_completions(App& app, App::Exchanges exchange, const json::Value& body) {

@@ -37,8 +37,6 @@ constexpr Refusal kRefusals[] = {
     {"moderation", is_any, "this server has no moderation"},
     {"web_search_options", is_any, "this server does not search the web"},
     // vLLM's.
-    {"allowed_token_ids", is_any, "'structured_outputs' or 'logit_bias' restrict what is written"},
-    {"bad_words", is_any, "a 'logit_bias' of -100 keeps a token out"},
     {"guided_whitespace_pattern", is_any, "a 'guided_grammar' may say what stands between tokens"},
     {"kv_transfer_params", is_given_object, "there is no cache elsewhere"},
     {"logits_processors", is_any, "'logit_bias' changes logits"},

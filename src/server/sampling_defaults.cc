@@ -1,7 +1,9 @@
 #include "server/sampling_defaults.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -39,17 +41,52 @@ json::Object gguf_defaults(const std::string& model_path) {
   return defaults;
 }
 
+constexpr const char* kSampling[] = {"temperature", "top_k",     "top_p",
+                                     "min_p",       "typical_p", "repetition_penalty"};
+constexpr const char* kBans[] = {"bad_words_ids", "suppress_tokens", "begin_suppress_tokens",
+                                 "no_repeat_ngram_size", "length_penalty"};
+constexpr const char* kFlags[] = {"early_stopping", "renormalize_logits"};
+// What transformers' generate() would do, with the value that turns it off.
+struct LeftOut {
+  const char* name;
+  double off;
+};
+constexpr LeftOut kLeftOut[] = {{"num_beams", 1},
+                                {"num_beam_groups", 1},
+                                {"forced_eos_token_id", -1},
+                                {"min_length", 0},
+                                {"min_new_tokens", 0},
+                                {"encoder_no_repeat_ngram_size", 0},
+                                {"encoder_repetition_penalty", 1},
+                                {"diversity_penalty", 0},
+                                {"penalty_alpha", 0},
+                                {"epsilon_cutoff", 0},
+                                {"eta_cutoff", 0},
+                                {"guidance_scale", 1}};
+
 // The parameters in the file that this server supports.
 Result<json::Object> json_defaults(const std::string& path) {
   json::Object defaults;
   FRESHET_ASSIGN_OR_RETURN(const json::Value config, json::parse_file(path));
   if (!config.is_object()) return invalid_argument("{} is not a JSON object", path);
-  for (const char* name :
-       {"temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"}) {
+  for (const std::span<const char* const> names :
+       {std::span<const char* const>(kSampling), std::span<const char* const>(kBans)}) {
+    for (const char* name : names) {
+      const json::Value* v = config.find(name);
+      if (v != nullptr && !v->is_null()) defaults[name] = *v;
+    }
+  }
+  for (const char* name : kFlags) {  // early_stopping may be "never"
     const json::Value* v = config.find(name);
-    if (v != nullptr && !v->is_null()) defaults[name] = *v;
+    if (v != nullptr && v->is_bool() && v->as_bool()) defaults[name] = *v;
   }
   return defaults;
+}
+
+// Files of a folder, and none of a GGUF file.
+std::string config_path(const std::string& choice, const std::string& model_path) {
+  const auto folder = std::filesystem::path(choice == "auto" ? model_path : choice);
+  return (folder / "generation_config.json").string();
 }
 
 }  // namespace
@@ -58,8 +95,7 @@ Result<json::Object> read_sampling_defaults(const std::string& choice,
                                             const std::string& model_path) {
   json::Object defaults;
   if (choice == "none" || choice == "vllm") return defaults;
-  const auto folder = std::filesystem::path(choice == "auto" ? model_path : choice);
-  std::string path = (folder / "generation_config.json").string();
+  std::string path = config_path(choice, model_path);
   std::error_code error;
   if (choice == "auto" && !std::filesystem::exists(path, error)) {
     path = model_path;
@@ -83,13 +119,37 @@ Result<json::Object> read_sampling_defaults(const std::string& choice,
   return defaults;
 }
 
+bool recommends_sampling(std::string_view name) {
+  return std::ranges::find(kSampling, name) != std::end(kSampling);
+}
+
+bool recommend_sampling(const json::Object& defaults) {
+  for (const auto& [name, value] : defaults) {
+    if (recommends_sampling(name)) return true;
+  }
+  return false;
+}
+
+std::string left_out_defaults(const std::string& choice, const std::string& model_path) {
+  if (choice == "none" || choice == "vllm") return {};
+  const auto config = json::parse_file(config_path(choice, model_path));
+  if (!config.ok() || !config->is_object()) return {};
+  std::string text;
+  for (const auto& [name, off] : kLeftOut) {
+    const json::Value* v = config->find(name);
+    if (v == nullptr || !v->is_number() || v->as_double() == off) continue;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, json::write(*v));
+  }
+  return text;
+}
+
 SamplingParams params_of(const json::Object& defaults) {
   return std::get<CompletionRequest>(parsed_with(defaults)).params;
 }
 
 SamplingParams chat_params_of(const json::Object& defaults) {
   SamplingParams p = params_of(defaults);
-  if (!defaults.empty()) return p;
+  if (recommend_sampling(defaults)) return p;
   p.temperature = kChatTemperature;
   p.top_p = kChatTopP;
   p.min_p = kChatMinP;

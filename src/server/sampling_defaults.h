@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "base/json.h"
 #include "base/status.h"
@@ -15,6 +16,15 @@ namespace freshet::server {
 // folder with a generation_config.json. Checked like the fields of a request.
 Result<json::Object> read_sampling_defaults(const std::string& choice,
                                             const std::string& model_path);
+// Whether a default is one that changes how tokens are sampled. The others (bad_words_ids,
+// suppress_tokens, begin_suppress_tokens, no_repeat_ngram_size, and length_penalty, early_stopping
+// and renormalize_logits of beam search) hold for every request, as transformers' generate() reads
+// them.
+bool recommends_sampling(std::string_view name);
+bool recommend_sampling(const json::Object& defaults);  // any of them
+// What the generation_config.json of the model asks for and is not done unless a request asks,
+// as "num_beams 4, forced_eos_token_id 2"; empty: nothing.
+std::string left_out_defaults(const std::string& choice, const std::string& model_path);
 // The parameters of a request that gives none itself.
 SamplingParams params_of(const json::Object& defaults);
 

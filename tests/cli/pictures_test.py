@@ -213,6 +213,26 @@ class Pictures(cli_test.Case):
         odd = write_gguf(self.path("odd.gguf"), {"general.architecture": "clip", "clip.projector_type": "ldp"}, {})
         self.fails(2, "run", model, "--mmproj", odd, *picture, says="the projector 'ldp' are not read")
 
+    def test_inspect_and_bench_take_mmproj(self):
+        folder = make_llava(self.path("llava"))
+        model, tower = self.path("model.gguf"), write_llava_tower(folder, self.path("mmproj.gguf"))
+        self.succeeds("convert", folder, "-o", model, "--type", "bf16")
+        alone = json.loads(self.succeeds("inspect", model, "--json"))
+        both = json.loads(self.succeeds("inspect", model, "--mmproj", tower, "--json"))
+        self.assertNotIn("vision", alone)
+        self.assertEqual(both["vision"]["layers"],
+                         json.loads(self.succeeds("inspect", folder, "--json"))["vision"]["layers"])
+        self.assertGreater(both["bytes"], alone["bytes"])
+        self.assertIn("pictures      tower of", self.succeeds("inspect", model, "--mmproj", tower, "--kernels"))
+        for flags in ((), ("--engine",)):
+            row = json.loads(self.succeeds("bench", model, "--mmproj", tower, "-p", "0", "-n", "2", "-r", "1", "--json",
+                                           *flags))[0]
+            self.assertEqual(row["n_gen"], 2)
+        self.succeeds("bench", "throughput", model, "--mmproj", tower, "--num-prompts", "2", "--input-len", "4",
+                      "--output-len", "2", "--disable-tqdm")
+        self.fails(2, "inspect", folder, "--mmproj", tower, says="leave out --mmproj")
+        self.fails(2, "bench", folder, "--mmproj", tower, says="leave out --mmproj")
+
     def test_inspect_names_the_tower(self):
         about = json.loads(self.succeeds("inspect", os.path.join(SEEDED, "qwen2-5-vl"), "--json"))
         self.assertEqual(about["vision"]["family"], "qwen2_5_vl")

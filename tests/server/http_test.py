@@ -263,8 +263,7 @@ class Errors(Case):
             self.assert_error(answer, 400, name)
 
     def test_what_is_not_done_is_refused(self):
-        for name, value in (("allowed_token_ids", [5]), ("bad_words", ["x"]),
-                            ("prompt_embeds", "AAAA"), ("functions", [{"name": "f"}]),
+        for name, value in (("prompt_embeds", "AAAA"), ("functions", [{"name": "f"}]),
                             ("logits_processors", ["x"])):
             for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {
                     "messages": [{"role": "user", "content": "a"}]})):

@@ -45,8 +45,10 @@ class Beams final : public RequestOutput {
 
 void Beams::start(scheduler::SequenceId first) {
   const SamplingParams& p = params();
-  search_.emplace(BeamOptions{p.beam_width, p.length_penalty, false, live_.end_ids},
-                  services_.vocab);
+  search_.emplace(
+      BeamOptions{p.beam_width, p.length_penalty, p.early_stopping, live_.end_ids,
+                  TokenBans(p, services_.vocab, live_.request.prompt), p.renormalize_logits},
+      services_.vocab);
   sequences_ = {first};
   ready_ = {false};
 }

@@ -1,0 +1,69 @@
+"""Quantising models with states: their large matrices, and nothing else of the layers with states.
+
+usage: states_test.py States
+
+FRESHET_SEEDED names the folder of the checkpoints that tests/seeded_checkpoints.cc writes.
+"""
+import json
+import os
+import random
+
+from quantize_case import QuantizeCase, main, read_tensors
+
+SEEDED = os.environ.get("FRESHET_SEEDED", "build/release/tests/data/seeded")
+VOCABULARY = 96
+# The matrices of each layer with states.
+MODELS = {"lfm2": ("conv.in_proj", "conv.out_proj"), "mamba": ("mixer.in_proj", "mixer.x_proj", "mixer.out_proj"),
+          "mamba2": ("mixer.in_proj", "mixer.out_proj"), "jamba": ("mamba.in_proj", "mamba.x_proj", "mamba.out_proj"),
+          "falcon-h1": ("mamba.in_proj", "mamba.out_proj"), "bamba": ("mamba.in_proj", "mamba.out_proj"),
+          "nemotron-h": ("mixer.in_proj", "mixer.out_proj"), "granitemoehybrid-dense": ("mamba.in_proj", "mamba.out_proj")}
+KEPT = ("conv1d", "conv.conv", "A_log", ".D", "dt_bias", "dt_proj", "norm", "embed", "lm_head", "router")
+# Schemes, their bits of evenly spaced integers, and the method.
+SCHEMES = (("W8A8", 8, "rtn"), ("W4A16_G32", 4, "gptq"), ("W8A16_CHANNEL", 8, "awq"), ("FP8_DYNAMIC", 6, "rtn"))
+
+
+class States(QuantizeCase):
+    def ids(self, name="ids.json", windows=4, length=24, seed=3):
+        rng = random.Random(seed)
+        return self.write(name, json.dumps([[rng.randrange(3, VOCABULARY) for _ in range(length)]
+                                            for _ in range(windows)]))
+
+    def test_matrices_of_layers_with_states(self):
+        ids = self.ids()
+        for name, matrices in MODELS.items():
+            model = os.path.join(SEEDED, name)
+            base = self.logits(model, ids)
+            before = read_tensors(os.path.join(model, "model.safetensors"))
+            wanted = {t[:-len(".weight")] for t in before if any(t.endswith(m + ".weight") for m in matrices)}
+            self.assertTrue(wanted, name)
+            for scheme, bits, method in SCHEMES:
+                if name == "lfm2" and scheme in ("W4A16_G32", "FP8_DYNAMIC"):
+                    continue  # an MLP of 112 features has no whole groups
+                with self.subTest(model=name, scheme=scheme):
+                    out = self.path(f"{name}-{scheme}")
+                    report = self.quantize(model, out, scheme, "--method", method, "--calibration", ids)
+                    done = {linear["tensor"].removesuffix(".weight") for linear in report["linears"]}
+                    self.assertLessEqual(wanted, done)
+                    after = read_tensors(os.path.join(out, "model.safetensors"))
+                    for tensor in before:
+                        if any(part in tensor for part in KEPT) and method != "awq":
+                            self.assertEqual(after[tensor], before[tensor], tensor)
+                    error = self.distance(base, self.logits(out, ids))
+                    self.assertGreater(error * 2 ** bits, 0.1)
+                    self.assertLess(error * 2 ** bits, 32 if name == "jamba" else 16)  # other experts
+                    if scheme == "W8A8":
+                        served = self.distance(base, self.logits(out, ids, served=True))
+                        self.assertLess(served * 2 ** bits, 48)
+
+    def test_what_is_not_done_says_so(self):
+        ids = self.ids()
+        for name, reason in (("qwen3-next", "linear attention"), ("minimax", "linear attention"),
+                             ("zamba2", "side streams")):
+            line = self.fails(2, "quantize", os.path.join(SEEDED, name), "-o", self.path(name), "--scheme", "W8A8",
+                              "--calibration", ids)
+            self.assertIn(reason, line)
+            self.assertEqual(self.left(), ["ids.json"])
+
+
+if __name__ == "__main__":
+    main()
