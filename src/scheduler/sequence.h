@@ -220,6 +220,10 @@ struct Eviction {
   std::vector<int32_t> slots, kept;                 // [groups]
   std::shared_ptr<kv_cache::KeyScores> scores;      // of the slots in `before`; may be nullptr
   std::shared_ptr<kv_cache::KeyScores> left;  // where the sums of kept keys go; may be nullptr
+  // Empty, or [groups][blocks]: where coarse tokens are, and where they are after the eviction with
+  // the evicted ones behind them.
+  std::vector<std::vector<int32_t>> coarse_before, coarse_after;
+  std::vector<int32_t> coarse_slots;  // [groups] before
 };
 
 struct Step {
