@@ -66,7 +66,7 @@ void reserve_scores(const KvCacheSpec& cache, const kv_cache::EvictionSchedule& 
 void evict_keys(ops::Ops& ops, const KvStorage& cache, const scheduler::Eviction& e,
                 const kv_cache::RetentionPolicy& policy) {
   const KvCacheSpec& spec = cache.spec();
-  if (e.left != nullptr) e.left->layers.resize(spec.layers.size());
+  if (!e.left.empty()) e.left.front()->layers.resize(spec.layers.size());
   std::vector<int32_t> kept, dropped;
   for (size_t g = 0; g < spec.groups.size(); ++g) {
     if (e.before[g].empty()) continue;
@@ -98,9 +98,10 @@ void evict_keys(ops::Ops& ops, const KvStorage& cache, const scheduler::Eviction
       } else {
         ops.gather_kv(view, e.before[g], e.after[g], kept.data(), count);
       }
-      if (e.left != nullptr) keep_sums(scores, kept.data(), heads, count, e.left->layers[i]);
+      if (!e.left.empty()) keep_sums(scores, kept.data(), heads, count, e.left.front()->layers[i]);
     }
   }
+  for (size_t twin = 1; twin < e.left.size(); ++twin) *e.left[twin] = *e.left.front();
 }
 
 }  // namespace freshet::engine

@@ -87,10 +87,12 @@ void Evictions::evict_due(int sequence, int64_t length, const KvStorage& cache,
       s.coarse[g].push_back(static_cast<int32_t>(last - std::ssize(s.coarse[g])));
   }
   e.coarse_after = s.coarse;
-  if (schedule_.rules.accumulates && e.scores != nullptr)
-    e.left = std::make_shared<kv_cache::KeyScores>();
+  s.scores.reset();
+  if (schedule_.rules.accumulates && e.scores != nullptr) {
+    s.scores = std::make_shared<kv_cache::KeyScores>();
+    e.left = {s.scores};
+  }
   engine::evict_keys(ops, cache, e, *policy_);
-  s.scores = e.left;
   s.evict_at = schedule_.next(prompt(), s.evict_at, s.evicted);
   s.scored_from = schedule_.scored_from(prompt(), s.evict_at);
 }

@@ -88,9 +88,7 @@ TEST(Session, EvictsAsTheEngineDoes) {
     std::promise<void> done;
     r.on_delta = [&](const Delta& d) {
       ids.insert(ids.end(), d.ids.begin(), d.ids.end());
-      for (const auto& list : d.logprobs) {
-        for (const TokenLogprob& t : list) logprobs.push_back(t.logprob);
-      }
+      for (const auto& list : d.logprobs) logprobs.push_back(list.front().logprob);
     };
     r.on_done = [&](const Usage&) { done.set_value(); };
     ASSERT_TRUE((*engine)->submit(std::move(r)).ok());

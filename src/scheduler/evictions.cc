@@ -30,11 +30,13 @@ void Scheduler::restart_evictions(Sequence& s) {
   s.scored_from = eviction->scored_from(s.prompt_tokens, s.evict_at);
 }
 
-// Before the sequence adds to its scores.
+// Before the sequence adds to its scores. Those that an eviction of this step leaves, which are
+// nobody else's, aren't there yet.
 void Scheduler::own_scores(Sequence& s) {
+  const auto shares = [&](SequenceId id) { return id != s.id && at(id).scores == s.scores; };
   if (s.scores == nullptr) {
     s.scores = std::make_shared<kv_cache::KeyScores>();
-  } else if (s.scores.use_count() > 1) {
+  } else if (std::ranges::any_of(s.request->sequences, shares)) {
     s.scores = std::make_shared<kv_cache::KeyScores>(*s.scores);
   }
 }
@@ -102,16 +104,20 @@ void Scheduler::evict(Sequence& s, Step& step) {
   }
   e.after = s.blocks.ids;
   e.coarse_after = s.blocks.coarse;
-  if (schedule.rules.accumulates && e.scores != nullptr)
-    e.left = std::make_shared<kv_cache::KeyScores>();
-  s.scores = e.left;
+  const auto leave = [&](Sequence& to) {
+    to.scores.reset();
+    if (!schedule.rules.accumulates || e.scores == nullptr) return;
+    to.scores = std::make_shared<kv_cache::KeyScores>();
+    e.left.push_back(to.scores);
+  };
+  leave(s);
   s.evict_at = schedule.next(s.prompt_tokens, s.computed, s.blocks.evicted);
   s.scored_from = schedule.scored_from(s.prompt_tokens, s.evict_at);
   for (Sequence* twin : same) {
     twin->blocks = cache_.fork(s.blocks, s.computed);
     twin->evict_at = s.evict_at;
     twin->scored_from = s.scored_from;
-    twin->scores = s.scores;
+    leave(*twin);
   }
   ++stats_.evictions;
   step.evictions.push_back(std::move(e));
