@@ -67,8 +67,9 @@ void add_eval_kv(CLI::App& eval, Context& context, Action& action) {
   for (const eval::KvPolicy& p : eval::kv_policies()) names.push_back(p.name);
   c->add_option(
        "--policies", o->eval.policies,
-       fmt::format("What to compare: {}; and what reads a part of an f16 cache: quest-N and "
-                   "sparq-N[-FEATURES], N tokens, and static-WINDOW[-SINKS[-STRIDE]]",
+       fmt::format("What to compare: {}; what reads a part of an f16 cache: quest-N and "
+                   "sparq-N[-FEATURES], N tokens, and static-WINDOW[-SINKS[-STRIDE]]; and what "
+                   "evicts from one, as --kv-eviction does: POLICY-BUDGET[-INTERVAL], mikv-512",
                    fmt::join(names, ", ")))
       ->delimiter(',')
       ->capture_default_str();

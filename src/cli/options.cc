@@ -104,7 +104,7 @@ void add_engine_options(CLI::App& c, RunOptions& o) {
   c.add_option("--kv-eviction", o.kv_eviction,
                "Keep only some keys and values of long texts: a JSON object such as "
                "'{\"policy\": \"snapkv\", \"budget\": 1024}'; policies: streaming, snapkv, "
-               "pyramidkv, h2o, tova, rkv, keydiff. Changes the text (docs/kv-eviction.md)")
+               "pyramidkv, h2o, tova, rkv, keydiff, mikv. Changes the text (docs/kv-eviction.md)")
       ->type_name("JSON")
       ->group(group);
   c.add_option("--sparse-attention", o.sparse_attention,

@@ -26,6 +26,7 @@ constexpr int kLongest = 128;  // positions of the golden models
 struct Policy {
   const char* model;
   const char* json;
+  const char* type = "auto";  // of keys and values
 };
 constexpr Policy kPolicies[] = {
     {"llama", R"({"policy": "streaming", "budget": 36, "sinks": 4, "interval": 8})"},
@@ -40,6 +41,10 @@ constexpr Policy kPolicies[] = {
     {"gemma2", R"({"policy": "h2o", "budget": 30, "interval": 8})"},
     {"gpt-oss", R"({"policy": "snapkv", "budget": 30, "window": 8, "interval": 8})"},
     {"deepseek-v3", R"({"policy": "rkv", "budget": 30, "interval": 8})"},
+    // In F16 so small heads take as many bytes as two in 4 bits.
+    {"llama", R"({"policy": "mikv", "budget": 30, "interval": 8})", "f32"},
+    {"gemma2", R"({"policy": "mikv", "budget": 20, "interval": 8})", "f32"},
+    {"gpt-oss", R"({"policy": "mikv", "budget": 30, "interval": 8, "sinks": 2})", "f32"},
 };
 
 struct Bits {
@@ -65,9 +70,9 @@ Request evicting_request(int which, int vocab) {
 
 class Evictions : public ::testing::TestWithParam<Policy> {
  protected:
-  static std::unique_ptr<Engine> open(EngineOptions o, const char* type = "auto") {
+  static std::unique_ptr<Engine> open(EngineOptions o) {
     o.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + GetParam().model;
-    o.kv_cache_dtype = type;
+    o.kv_cache_dtype = GetParam().type;
     o.threads = 2;
     o.max_model_len = kLongest;
     auto engine = Engine::load(o);
@@ -122,7 +127,9 @@ class Evictions : public ::testing::TestWithParam<Policy> {
 
   // Little room beside the longest sequence, so that requests are preempted.
   static size_t little_memory(const Engine& engine) {
-    const KvCacheSpec kv = kv_cache_spec(engine.model().spec(), ops::KvType::kF16);
+    const bool wide = std::string_view(GetParam().type) == "f32";
+    const KvCacheSpec kv =
+        kv_cache_spec(engine.model().spec(), wide ? ops::KvType::kF32 : ops::KvType::kF16);
     size_t bytes = 0;
     for (size_t g = 0; g < kv.groups.size(); ++g) {
       const int32_t blocks = kv_cache::BlockCache::most_blocks(kv.groups[g].window, kLongest, 64);

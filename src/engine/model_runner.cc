@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "sampling/logits.h"
@@ -188,6 +189,31 @@ void ModelRunner::fill_tables(Turn& turn, const Step& step, const scheduler::Sch
       evicted = evicted || blocks.evicts();
     }
     if (!evicted) tables.context_len.clear();
+    fill_coarse_table(turn, g, step, scheduler);
+  }
+}
+
+void ModelRunner::fill_coarse_table(Turn& turn, size_t group, const Step& step,
+                                    const scheduler::Scheduler& scheduler) {
+  BlockTables& tables = turn.batch.tables[group];
+  tables.coarse_slots.clear();
+  tables.coarse_ids.clear();
+  tables.coarse_stride = 0;
+  const auto blocks_of = [&](size_t i) -> const kv_cache::BlockTable& {
+    return scheduler.sequence(step.items[i].sequence).blocks_of(step.items[i]);
+  };
+  for (const size_t i : turn.order) {
+    if (blocks_of(i).coarse_slots(static_cast<int>(group)) > 0)
+      tables.coarse_stride = std::max(tables.coarse_stride, std::ssize(blocks_of(i).coarse[group]));
+  }
+  if (tables.coarse_stride == 0) return;
+  tables.coarse_parts = cache_.spec().coarse_parts(static_cast<int>(group));
+  for (const size_t i : turn.order) {
+    tables.coarse_slots.push_back(blocks_of(i).coarse_slots(static_cast<int>(group)));
+    if (tables.coarse_slots.back() > 0)
+      std::ranges::copy(blocks_of(i).coarse[group], std::back_inserter(tables.coarse_ids));
+    tables.coarse_ids.resize(tables.coarse_slots.size() * static_cast<size_t>(tables.coarse_stride),
+                             kv_cache::kNoBlock);
   }
 }
 

@@ -90,6 +90,8 @@ class ModelRunner {
   void score(Turn& turn, const scheduler::StepItem& part, const scheduler::Sequence& sequence);
   void describe_rows(Turn& turn, const scheduler::Step& step, Describe describe);
   void fill_tables(Turn& turn, const scheduler::Step& step, const scheduler::Scheduler& scheduler);
+  void fill_coarse_table(Turn& turn, size_t group, const scheduler::Step& step,
+                         const scheduler::Scheduler& scheduler);
   void fill_encoder_table(Turn& turn, size_t group, const scheduler::Step& step,
                           const scheduler::Scheduler& scheduler);
   size_t row_at(const Turn& turn, size_t item, int32_t row) const {

@@ -37,6 +37,22 @@ Status check_evictions(const KvCacheSpec& cache) {
   return {};
 }
 
+// How many coarse blocks a block of the group holds.
+Result<int32_t> coarse_parts(const KvCacheSpec& cache, int group) {
+  if (!cache.may_evict(group)) return 0;
+  const int32_t parts = cache.coarse_parts(group);
+  if (parts > 1) return parts;
+  const KvGroup& its = cache.groups[static_cast<size_t>(group)];
+  const ops::KvShape& shape = cache.layers[static_cast<size_t>(its.layers.front())].shape;
+  if (shape.value_is_key_prefix)
+    return unsupported(
+        "kv_eviction: mikv: latent attention (MLA) keeps no keys in 4 bits; use another policy");
+  return unsupported(
+      "kv_eviction: mikv saves nothing beside a cache of {} with heads of {}; use {}",
+      cache.type_names(group), shape.key_dim,
+      ops::info(shape.type).key.bits < 16 ? "--kv-cache-dtype f16, or int4" : "another policy");
+}
+
 }  // namespace
 
 Result<kv_cache::EvictionSchedule> eviction_schedule(const kv_cache::RetentionPolicy& policy,
@@ -64,6 +80,10 @@ Result<kv_cache::EvictionSchedule> eviction_schedule(const kv_cache::RetentionPo
       }
       budget = its;
     }
+  }
+  for (size_t g = 0; schedule.rules.recodes && g < cache.groups.size(); ++g) {
+    FRESHET_ASSIGN_OR_RETURN(const int32_t parts, coarse_parts(cache, static_cast<int>(g)));
+    schedule.parts.push_back(parts);
   }
   return schedule;
 }

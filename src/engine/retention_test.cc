@@ -75,5 +75,26 @@ TEST(EvictionSchedule, RefusesWhatItCannotEvict) {
   EXPECT_EQ(error_of(cache_of({full}, ops::KvType::kInt8), kH2oOf32), "");
 }
 
+constexpr const char* kMikvOf32 = R"({"policy": "mikv", "budget": 32})";
+
+TEST(EvictionSchedule, CoarseTokensNeedAWiderCache) {
+  const KvCacheSpec cache = cache_of({{0, {0, 2}}, {128, {1}}});
+  const auto policy = kv_cache::make_retention(kMikvOf32);
+  ASSERT_TRUE(policy.ok());
+  const auto schedule = eviction_schedule(**policy, cache);
+  ASSERT_TRUE(schedule.ok()) << schedule.status().message();
+  EXPECT_TRUE(schedule->rules.recodes);
+  EXPECT_EQ(schedule->parts, (std::vector<int32_t>{3, 0}));
+
+  const KvGroup full{0, {0, 1}};
+  for (const ops::KvType type : {ops::KvType::kInt8, ops::KvType::kFP8}) {
+    EXPECT_NE(error_of(cache_of({full}, type), kMikvOf32).find("saves nothing beside a cache of"),
+              std::string::npos);
+  }
+  KvCacheSpec latent = cache_of({full});
+  for (KvLayer& layer : latent.layers) layer.shape = {ops::KvType::kF16, 1, 96, 64, true};
+  EXPECT_NE(error_of(latent, kMikvOf32).find("latent attention (MLA)"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace freshet::engine

@@ -84,6 +84,27 @@ std::optional<KvPolicy> sparse_policy(std::string_view name) {
   return p;
 }
 
+// "mikv-512" or "snapkv-512-64": budget and interval of a policy that evicts from an f16 cache.
+std::optional<KvPolicy> evicting_policy(std::string_view name) {
+  const std::string_view policy = name.substr(0, name.find('-'));
+  const std::vector<std::string_view> numbers = numbers_of(name);
+  if (numbers.empty() || numbers.size() > 2) return std::nullopt;
+  std::string text = fmt::format("{{\"policy\": \"{}\", \"budget\": {}", policy, numbers.front());
+  if (numbers.size() == 2) text += fmt::format(", \"interval\": {}", numbers.back());
+  const auto made = kv_cache::make_retention(text + "}");
+  if (!made.ok() || *made == nullptr) return std::nullopt;
+  KvPolicy p;
+  p.name = name;
+  p.apply = [eviction = *made](SessionOptions& s) {
+    s.kv_cache_dtype = "f16";
+    s.eviction = eviction;
+  };
+  p.bytes_per_token = [eviction = *made](const ModelSpec& spec, int64_t tokens) {
+    return Evictions::bytes_per_token(*eviction, kv_cache_spec(spec, ops::KvType::kF16), tokens);
+  };
+  return p;
+}
+
 json::Value error_or_null(double error, int64_t windows) {
   return windows < 2 ? json::Value(nullptr) : json::Value(error);
 }
@@ -178,8 +199,10 @@ std::span<const KvPolicy> kv_policies() {
 Result<std::vector<KvPolicy>> kv_policies_by_name(std::span<const std::string> names) {
   std::vector<KvPolicy> found;
   for (const std::string& name : names) {
-    if (auto sparse = sparse_policy(name)) {
-      found.push_back(std::move(*sparse));
+    auto made = sparse_policy(name);
+    if (!made) made = evicting_policy(name);
+    if (made) {
+      found.push_back(std::move(*made));
       continue;
     }
     const auto policy = std::ranges::find(kv_policies(), name, &KvPolicy::name);
@@ -189,7 +212,8 @@ Result<std::vector<KvPolicy>> kv_policies_by_name(std::span<const std::string> n
       return invalid_argument(
           "there is no policy {} of keys and values; there are {} quest-N (N tokens from 64), "
           "sparq-N or sparq-N-FEATURES, static-WINDOW, static-WINDOW-SINKS or "
-          "static-WINDOW-SINKS-STRIDE",
+          "static-WINDOW-SINKS-STRIDE, and the policies of --kv-eviction as POLICY-BUDGET or "
+          "POLICY-BUDGET-INTERVAL, such as mikv-512",
           name, fmt::join(known, " "));
     }
     found.push_back(*policy);

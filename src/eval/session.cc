@@ -1,5 +1,6 @@
 #include "eval/session.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -55,12 +56,14 @@ Status Session::make_cache() {
     if (options_.sparse.policy == kv_cache::SparsePolicy::kQuest) spec = with_bounds(spec);
     if (options_.sparse.policy == kv_cache::SparsePolicy::kSparq) spec = with_sums(spec);
   }
+  if (options_.eviction != nullptr) FRESHET_RETURN_IF_ERROR(start_evictions(spec));
   std::vector<int32_t> pools;
   group_blocks_.clear();
   for (const KvGroup& group : spec.groups) {
     const int64_t tokens = group.cross > 0 ? group.cross : options_.context;
     const bool states = group.kind == KvKind::kState;
     group_blocks_.push_back(states ? 1 : (tokens + ops::kBlockTokens - 1) / ops::kBlockTokens);
+    if (evictions_ != nullptr) ++group_blocks_.back();
     const int64_t all = group_blocks_.back() * options_.sequences;
     if (all > INT32_MAX) return resource_exhausted("{} blocks of cache are too many", all);
     pools.push_back(static_cast<int32_t>(all));
@@ -73,8 +76,17 @@ Status Session::make_cache() {
   return {};
 }
 
+Status Session::start_evictions(KvCacheSpec& spec) {
+  if (compute_->device() != nullptr)
+    return unsupported("keys are evicted on the CPU only; use --device cpu");
+  if (options_.eviction->differs_by_layer()) spec = group_by_layer(spec);
+  FRESHET_ASSIGN_OR_RETURN(evictions_,
+                           Evictions::make(options_.eviction, spec, options_.sequences));
+  return {};
+}
+
 void Session::set_length(int sequence, int64_t tokens) {
-  FRESHET_CHECK(tokens <= options_.context);
+  FRESHET_CHECK(tokens <= options_.context && evictions_ == nullptr);
   length_[static_cast<size_t>(sequence)] = tokens;
 }
 
@@ -106,6 +118,7 @@ void Session::fill_batch(std::span<const Piece> pieces) {
   batch_.logit_rows.clear();
   batch_.encoder_inputs.clear();
   batch_.sparse.clear();
+  batch_.scored.clear();
   runtime::clear_picture_tokens(batch_);
   const int axes = position_axes(model().spec());
   for (size_t g = 0; g < batch_.tables.size(); ++g) {
@@ -138,6 +151,7 @@ void Session::fill_batch(std::span<const Piece> pieces) {
     if (const kv_cache::SparseAttention& sparse = options_.sparse; sparse.selects())
       batch_.sparse.push_back({sparse.rule(0), sparse.dense_layers});
     fill_tables(piece, static_cast<int>(batch_.context_len.size()) - 1);
+    if (evictions_ != nullptr) evictions_->describe(piece.sequence, length, count, batch_);
     for (int64_t r = piece.logits_from; r >= 0 && r < count; ++r)
       batch_.logit_rows.push_back(first + static_cast<int32_t>(r));
   }
@@ -147,7 +161,33 @@ void Session::fill_batch(std::span<const Piece> pieces) {
                 std::ssize(batch_.logit_rows) <= options_.logit_rows);
 }
 
+// Runs a piece from eviction to eviction. Its rows of logits follow the first `row`; returns how
+// many there are.
+int64_t Session::run_evicting(const Piece& piece, int64_t row) {
+  int64_t rows = 0;
+  for (size_t done = 0, count = 0; done < piece.ids.size(); done += count) {
+    const int64_t length = length_[static_cast<size_t>(piece.sequence)];
+    evictions_->evict_due(piece.sequence, length, cache_, group_blocks_, loaded_->ops());
+    count = std::min(piece.ids.size() - done,
+                     static_cast<size_t>(evictions_->next(piece.sequence) - length));
+    Piece part = piece;
+    part.ids = piece.ids.subspan(done, count);
+    if (piece.logits_from >= 0)
+      part.logits_from = std::max<int64_t>(0, piece.logits_from - static_cast<int64_t>(done));
+    fill_batch({&part, 1});
+    float* const to = logits_.as<float>() + (row + rows) * model().spec().vocab_size;
+    loaded_->model().forward(batch_, cache_, {to});
+    rows += std::ssize(batch_.logit_rows);
+  }
+  return rows;
+}
+
 std::span<float> Session::run(std::span<const Piece> pieces) {
+  if (evictions_ != nullptr) {
+    int64_t row = 0;
+    for (const Piece& piece : pieces) row += run_evicting(piece, row);
+    return {logits_.as<float>(), static_cast<size_t>(row * model().spec().vocab_size)};
+  }
   fill_batch(pieces);
   const auto rows = static_cast<int64_t>(batch_.logit_rows.size());
   loaded_->model().forward(batch_, cache_, {logits_.as<float>()});

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "eval/evictions.h"
 #include "eval/pictures.h"
 #include "kv_cache/sparse_attention.h"
 #include "runtime/loaded_model.h"
@@ -31,6 +32,7 @@ struct SessionOptions : runtime::LoadOptions {
   std::vector<int> kv_cache_skip_layers;  // that keep what auto means
   // Every token reads selectively, not only generated ones.
   kv_cache::SparseAttention sparse;
+  kv_cache::Retention eviction;  // evicts keys, see evictions.h; nullptr: none
   int sequences = 1;
   int64_t context = 0;     // tokens a sequence may grow to
   int64_t batch = 512;     // most tokens of a run()
@@ -76,10 +78,11 @@ class Session {
   void reset(int sequence) {
     length_[static_cast<size_t>(sequence)] = 0;
     encoded_[static_cast<size_t>(sequence)] = 0;
+    if (evictions_ != nullptr) evictions_->reset(sequence);
   }
   int64_t length(int sequence) const { return length_[static_cast<size_t>(sequence)]; }
   // Whether set_length() can take a sequence back to a prefix of what it has run.
-  bool rewinds() const { return state_group_ < 0; }
+  bool rewinds() const { return state_group_ < 0 && evictions_ == nullptr; }
   // Pretends that the sequence holds `tokens` tokens; their keys and values are arbitrary.
   void set_length(int sequence, int64_t tokens);
 
@@ -88,11 +91,14 @@ class Session {
   Status make_cache();
   void fill_batch(std::span<const Piece> pieces);
   void fill_tables(const Piece& piece, int row);
+  Status start_evictions(KvCacheSpec& spec);
+  int64_t run_evicting(const Piece& piece, int64_t row);
 
   SessionOptions options_;
   std::shared_ptr<runtime::Compute> compute_;
   std::shared_ptr<runtime::LoadedModel> loaded_;
   KvStorage cache_;
+  std::unique_ptr<Evictions> evictions_;  // nullptr: none
   int state_group_ = -1;
   KvTypes kv_types_;
   std::vector<int64_t> length_;        // [sequences]

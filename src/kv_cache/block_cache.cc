@@ -9,6 +9,15 @@ int32_t blocks_for(int32_t tokens) {
   return (tokens + kBlockTokens - 1) / kBlockTokens;
 }
 
+int32_t coarse_blocks_for(int32_t slots, int32_t parts) {
+  return (slots + kBlockTokens * parts - 1) / (kBlockTokens * parts);
+}
+
+// Whether the last coarse block has room for more tokens, given those that are there.
+bool has_coarse_room(int32_t slots, int32_t parts) {
+  return slots % (kBlockTokens * parts) != 0;
+}
+
 }  // namespace
 
 BlockCache::BlockCache(Options options)
@@ -394,31 +403,61 @@ BlockTable BlockCache::fork(const BlockTable& table, int32_t computed) {
     for (const int32_t id : ids) {
       if (id != kNoBlock) ref(g, id);
     }
+    if (copy.coarse.empty()) continue;
+    for (const int32_t id : copy.coarse[static_cast<size_t>(g)]) ref(g, id);
   }
   if (copy.node != kNoNode) tree_.add_cursor(copy.node);
   return copy;
 }
 
+// How many blocks the table takes to hold `slots` coarse tokens.
+int32_t BlockCache::coarse_needs(const BlockTable& table, int group, int32_t slots,
+                                 int32_t parts) const {
+  const int32_t holds = table.coarse_slots(group);
+  const bool copies = has_coarse_room(holds, parts) &&
+                      pool(group).refs(table.coarse[static_cast<size_t>(group)].back()) > 1;
+  return coarse_blocks_for(slots, parts) - coarse_blocks_for(holds, parts) + (copies ? 1 : 0);
+}
+
+// The table has `before` coarse tokens in its blocks, and takes the blocks for all of them.
+void BlockCache::grow_coarse(BlockTable& table, int group, int32_t before, int32_t parts) {
+  std::vector<int32_t>& ids = table.coarse[static_cast<size_t>(group)];
+  if (has_coarse_room(before, parts) && pool(group).refs(ids.back()) > 1) {
+    unref(group, ids.back());
+    ids.back() = take(group);
+  }
+  while (std::ssize(ids) < coarse_blocks_for(table.coarse_slots(group), parts))
+    ids.push_back(take(group));
+}
+
 bool BlockCache::compact(BlockTable& table, int32_t computed, std::span<const int32_t> kept,
-                         std::vector<std::vector<int32_t>>& before) {
+                         std::vector<std::vector<int32_t>>& before,
+                         std::span<const int32_t> parts) {
   const auto leaves = [&](int g) {
     const int32_t most = kept[static_cast<size_t>(g)];
     return most > 0 && table.slots(g, computed) > most ? most : 0;
   };
   for (int g = 0; g < groups(); ++g) {
+    if (leaves(g) == 0) continue;
     int32_t freed = 0;  // blocks that nobody else needs
     for (const int32_t id : table.ids[static_cast<size_t>(g)]) {
-      if (leaves(g) == 0 || id == kNoBlock) continue;
+      if (id == kNoBlock) continue;
       const bool cached = cached_of(g).node[static_cast<size_t>(id)] != kNoNode;
       if (pool(g).refs(id) == (cached ? 2 : 1)) ++freed;
     }
-    if (blocks_for(leaves(g)) > available(g) + freed) return false;
+    int32_t needs = blocks_for(leaves(g));
+    if (!parts.empty())
+      needs += coarse_needs(table, g, computed - leaves(g), parts[static_cast<size_t>(g)]);
+    if (needs > available(g) + freed) return false;
   }
   before.assign(pools_.size(), {});
   if (!table.evicts()) table.evicted.assign(pools_.size(), 0);
+  if (!parts.empty()) table.coarse.resize(pools_.size());
+  std::vector<int32_t> recoded(pools_.size(), -1);  // coarse tokens before; -1: the group stays
   for (int g = 0; g < groups(); ++g) {
     const int32_t most = leaves(g);
     if (most == 0) continue;
+    recoded[static_cast<size_t>(g)] = table.coarse_slots(g);
     std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
     before[static_cast<size_t>(g)].swap(ids);
     const std::vector<int32_t>& old = before[static_cast<size_t>(g)];
@@ -427,11 +466,11 @@ bool BlockCache::compact(BlockTable& table, int32_t computed, std::span<const in
   }
   move_cursor(table, kNoNode);
   for (int g = 0; g < groups(); ++g) {
-    std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
-    while (leaves(g) == 0 && !before[static_cast<size_t>(g)].empty() &&
-           std::ssize(ids) < blocks_for(table.slots(g, computed))) {
-      ids.push_back(take(g));
-    }
+    const auto i = static_cast<size_t>(g);
+    if (recoded[i] < 0) continue;
+    std::vector<int32_t>& ids = table.ids[i];
+    while (std::ssize(ids) < blocks_for(table.slots(g, computed))) ids.push_back(take(g));
+    if (!parts.empty()) grow_coarse(table, g, recoded[i], parts[i]);
   }
   return true;
 }
@@ -443,6 +482,9 @@ void BlockCache::release(BlockTable& table) {
          id != table.ids[static_cast<size_t>(g)].rend(); ++id) {
       if (*id != kNoBlock) unref(g, *id);
     }
+  }
+  for (size_t g = 0; g < table.coarse.size(); ++g) {
+    for (const int32_t id : table.coarse[g]) unref(static_cast<int>(g), id);
   }
   for (const SavedState& saved : table.saves) unref(state_group_, saved.slot);
   move_cursor(table, kNoNode);
@@ -478,6 +520,10 @@ Status BlockCache::check(std::span<const BlockTable* const> tables) const {
       if (table->empty()) continue;
       for (const int32_t id : table->ids[static_cast<size_t>(g)]) {
         if (id != kNoBlock) ++expected[static_cast<size_t>(id)];
+      }
+      if (!table->coarse.empty()) {
+        for (const int32_t id : table->coarse[static_cast<size_t>(g)])
+          ++expected[static_cast<size_t>(id)];
       }
       for (const SavedState& saved : table->saves)
         if (is_state(g)) ++expected[static_cast<size_t>(saved.slot)];

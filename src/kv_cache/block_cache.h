@@ -72,8 +72,13 @@ struct BlockTable {
   // [groups] tokens whose slots were evicted: token p is in slot p - evicted, if it is newer than
   // the last eviction. The blocks of such a table never enter the tree.
   std::vector<int32_t> evicted;
+  // Empty, or [groups][blocks]: whole blocks, which hold the evicted tokens in 4 bits.
+  std::vector<std::vector<int32_t>> coarse;
 
   bool evicts() const { return !evicted.empty(); }
+  int32_t coarse_slots(int group) const {
+    return coarse.empty() ? 0 : evicted[static_cast<size_t>(group)];
+  }
   // The slots that the first `tokens` tokens take.
   int32_t slots(int group, int32_t tokens) const {
     return evicted.empty() ? tokens : tokens - evicted[static_cast<size_t>(group)];
@@ -144,8 +149,10 @@ class BlockCache {
   // Leaves the first kept[g] of the slots of `computed` tokens in fresh blocks, for groups that
   // have more; 0: all. The caller copies slots of the old blocks, `before`, to the new ones: their
   // contents last until the next blocks are written. False: not enough blocks; nothing changed.
+  // parts: empty, or [groups]: the other slots stay as coarse tokens, this many coarse blocks in a
+  // block of table.coarse. Its last block is replaced if it isn't full and others hold it, too.
   bool compact(BlockTable& table, int32_t computed, std::span<const int32_t> kept,
-               std::vector<std::vector<int32_t>>& before);
+               std::vector<std::vector<int32_t>>& before, std::span<const int32_t> parts = {});
   void release(BlockTable& table);  // leaves it empty
   // For loads (block_store.h). Allocates what follows the table's whole blocks, up to `end` tokens,
   // as far as the query after them reads it. All or nothing. REQUIRES: a table of whole blocks.
@@ -195,6 +202,8 @@ class BlockCache {
   bool copies_on_write(const BlockTable& table, int group, int32_t computed) const;
   int32_t needs(const BlockTable& table, int group, int32_t computed, int32_t end) const;
   bool only_the_tree_shares(int32_t slot) const;
+  int32_t coarse_needs(const BlockTable& table, int group, int32_t slots, int32_t parts) const;
+  void grow_coarse(BlockTable& table, int group, int32_t before, int32_t parts);
   void reserve_state(BlockTable& table, int32_t end, std::vector<BlockCopy>& copies,
                      int32_t drafts);
   void drop_rolled(BlockTable& table);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string_view>
 
 #include <fmt/ranges.h>
@@ -34,6 +35,13 @@ bool sees_all(const KvCacheSpec& spec, int group, bool (*allowed)(const ops::KvS
 
 bool KvCacheSpec::may_evict(int group) const {
   return sees_all(*this, group, [](const ops::KvShape& s) { return !ops::has_int4(s.type); });
+}
+
+int32_t KvCacheSpec::coarse_parts(int group) const {
+  int32_t parts = std::numeric_limits<int32_t>::max();
+  for (const int layer : groups[static_cast<size_t>(group)].layers)
+    parts = std::min(parts, ops::coarse_parts(layers[static_cast<size_t>(layer)].shape));
+  return parts;
 }
 
 bool KvCacheSpec::may_select(int group) const {

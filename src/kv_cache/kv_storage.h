@@ -87,6 +87,9 @@ struct KvCacheSpec {
   // Whether keys of live sequences may be evicted from the group. Where distances decide what a
   // query sees, a key has to stay in the slot of its position; 4-bit codes cannot be moved.
   bool may_evict(int group) const;
+  // How many coarse blocks (ops::CoarseTokens) a block of the group holds in each of its layers;
+  // below 2 nothing is gained by them.
+  int32_t coarse_parts(int group) const;
   // Whether queries may read a selection of the group's blocks. Latent attention may not: its one
   // head of keys is short to read already.
   bool may_select(int group) const;

@@ -222,7 +222,7 @@ TEST(Retention, RefusesWhatItDoesNotKnow) {
   }
   EXPECT_EQ(error(R"({"policy": "fifo"})"),
             "kv_eviction: unknown policy \"fifo\"; known: none streaming snapkv pyramidkv h2o tova "
-            "rkv keydiff");
+            "rkv keydiff mikv");
   EXPECT_EQ(error(R"({"policy": "tova", "budget": 64, "kernel": 3})"),
             "kv_eviction: tova has no \"kernel\"; it has budget sinks interval");
   EXPECT_EQ(error(R"({"policy": "snapkv"})"), "kv_eviction: \"budget\" is missing");
@@ -275,6 +275,76 @@ TEST(Retention, CompactionLeavesTheTreeAndDropsTheRest) {
   cache.release(table);
   EXPECT_TRUE(cache.check({}).ok());
   EXPECT_EQ(cache.available(0), 12);
+}
+
+// What is dropped goes to whole blocks of the same pool, of which each holds 3 x 16 tokens.
+TEST(Retention, CompactionKeepsTheRestInFewerBlocks) {
+  BlockCache::Options o;
+  o.groups = {{0, 16}, {0, 16}};
+  BlockCache cache(std::move(o));
+  std::vector<int32_t> tokens(100);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  std::vector<BlockCopy> copies;
+  BlockTable table;
+  EXPECT_EQ(cache.begin(table, "", tokens, copies), 0);
+  ASSERT_TRUE(cache.reserve(table, 0, 100, copies));
+  cache.computed(table, tokens, 100);
+  std::vector<std::vector<int32_t>> before;
+  const std::vector<int32_t> kept = {40, 0}, parts = {3, 0};
+  ASSERT_TRUE(cache.compact(table, 100, kept, before, parts));
+  EXPECT_EQ(table.blocks(0), 3);
+  EXPECT_EQ(table.coarse_slots(0), 60);
+  EXPECT_EQ(table.coarse[0].size(), 2u);
+  EXPECT_TRUE(table.coarse[1].empty());
+  EXPECT_EQ(table.coarse_slots(1), 0);
+  const BlockTable* tables[] = {&table};
+  EXPECT_TRUE(cache.check(tables).ok()) << cache.check(tables).message();
+  EXPECT_EQ(cache.cached("", tokens), 96) << "the prompt's blocks stay in the tree";
+
+  // A twin's next eviction takes the place of the block that is not full, and shares the full one.
+  BlockTable twin = cache.fork(table, 100);
+  ASSERT_TRUE(cache.reserve(twin, 100, 120, copies));
+  ASSERT_TRUE(cache.compact(twin, 120, kept, before, parts));
+  EXPECT_EQ(twin.coarse_slots(0), 80);
+  ASSERT_EQ(twin.coarse[0].size(), 2u);
+  EXPECT_EQ(twin.coarse[0][0], table.coarse[0][0]);
+  EXPECT_NE(twin.coarse[0][1], table.coarse[0][1]);
+  const BlockTable* both[] = {&table, &twin};
+  EXPECT_TRUE(cache.check(both).ok()) << cache.check(both).message();
+  cache.release(table);
+  const std::vector<int32_t> held = twin.coarse[0];
+  ASSERT_TRUE(cache.reserve(twin, 120, 140, copies));
+  ASSERT_TRUE(cache.compact(twin, 140, kept, before, parts));
+  EXPECT_EQ(twin.coarse[0].size(), 3u);
+  EXPECT_TRUE(std::equal(held.begin(), held.end(), twin.coarse[0].begin())) << "nobody else has it";
+  cache.release(twin);
+  EXPECT_TRUE(cache.check({}).ok());
+  EXPECT_EQ(cache.available(0), 16);
+}
+
+// All or nothing: another sequence has the blocks that are missing.
+TEST(Retention, CompactionNeedsRoomForCoarseTokens) {
+  BlockCache::Options o;
+  o.groups = {{0, 8}};
+  o.share_prefixes = false;
+  BlockCache cache(std::move(o));
+  const std::vector<int32_t> tokens(64, 1);
+  std::vector<BlockCopy> copies;
+  BlockTable table;
+  cache.begin(table, "", tokens, copies);
+  ASSERT_TRUE(cache.reserve(table, 0, 64, copies));
+  BlockTable twin = cache.fork(table, 64), other = cache.fork(table, 64);
+  ASSERT_TRUE(cache.reserve(other, 64, 128, copies));  // four blocks of its own
+  std::vector<std::vector<int32_t>> before;
+  const std::vector<int32_t> kept = {40}, parts = {3};
+  EXPECT_FALSE(cache.compact(table, 64, kept, before, parts));
+  EXPECT_EQ(table.blocks(0), 4);
+  EXPECT_FALSE(table.evicts());
+  cache.release(other);
+  ASSERT_TRUE(cache.compact(table, 64, kept, before, parts)) << "three and one";
+  const BlockTable* both[] = {&table, &twin};
+  EXPECT_TRUE(cache.check(both).ok()) << cache.check(both).message();
+  EXPECT_EQ(cache.available(0), 0);
 }
 
 }  // namespace

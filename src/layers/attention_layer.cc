@@ -184,6 +184,7 @@ void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int c
   if (attends) {
     all.attend.scored = scored_of(step, cache_layer, scored);
     all.attend.selections = selections_of(step, cache_layer, selections);
+    all.attend.coarse = step.batch.coarse(step.cache.group_of(cache_layer));
   }
   if (spec.adapter_rank > 0) return run_adapted(step, spec, w, all);
   if (!attends || !spec.output_gate) return step.ops.qkv_attention(all);

@@ -111,7 +111,12 @@ bool take_logit_rows(const ForwardBatch& batch, std::span<const int> groups, For
     BlockTables& table = to.tables[static_cast<size_t>(group)];
     table.ids.clear();
     table.context_len.clear();
-    table.stride = batch.tables[static_cast<size_t>(group)].stride;
+    const BlockTables& from = batch.tables[static_cast<size_t>(group)];
+    table.stride = from.stride;
+    table.coarse_slots.clear();
+    table.coarse_ids.clear();
+    table.coarse_stride = from.coarse_stride;
+    table.coarse_parts = from.coarse_parts;
   }
   auto row = rows.begin();
   for (size_t s = 0; s < batch.context_len.size(); ++s) {
@@ -137,6 +142,10 @@ bool take_logit_rows(const ForwardBatch& batch, std::span<const int> groups, For
       const auto ids = from.ids.begin() + static_cast<int64_t>(s) * from.stride;
       table.ids.insert(table.ids.end(), ids, ids + from.stride);
       if (!from.context_len.empty()) table.context_len.push_back(from.context_len[s]);
+      if (from.coarse_slots.empty()) continue;
+      table.coarse_slots.push_back(from.coarse_slots[s]);
+      const auto coarse = from.coarse_ids.begin() + static_cast<int64_t>(s) * from.coarse_stride;
+      table.coarse_ids.insert(table.coarse_ids.end(), coarse, coarse + from.coarse_stride);
     }
   }
   return true;

@@ -57,6 +57,10 @@ struct BlockTables {
   // Empty, or [sequences]: how many slots each sequence has in this group after the step, if that
   // differs from its number of tokens.
   std::vector<int32_t> context_len;
+  // What sequences keep in 4 bits, as in ops::CoarseTokens; no slots: none does.
+  std::vector<int32_t> coarse_slots, coarse_ids;
+  int64_t coarse_stride = 0;
+  int32_t coarse_parts = 0;
 };
 
 // Key scoring: the attention weights of the last `queries` tokens of a sequence in the batch are
@@ -131,6 +135,10 @@ struct ForwardBatch {
   ops::AttentionBatch attention(int group) const {
     const BlockTables& t = tables[static_cast<size_t>(group)];
     return {query_start, slots(group), t.ids.data(), t.stride};
+  }
+  ops::CoarseTokens coarse(int group) const {
+    const BlockTables& t = tables[static_cast<size_t>(group)];
+    return {t.coarse_slots, t.coarse_ids.data(), t.coarse_stride, t.coarse_parts};
   }
   const std::vector<int32_t>& slots(int group) const {
     const BlockTables& t = tables[static_cast<size_t>(group)];

@@ -31,4 +31,19 @@ Status check_shape(const KvShape& shape) {
       name_of(shape.type));
 }
 
+size_t KvShape::id_bytes() const {
+  return nested ? kNestedUnit : block_bytes();
+}
+
+KvShape coarse_shape(const KvShape& fine) {
+  KvShape coarse{KvType::kInt4, fine.kv_heads, fine.key_dim, fine.value_dim};
+  coarse.nested = true;
+  return coarse;
+}
+
+int32_t coarse_parts(const KvShape& fine) {
+  if (fine.value_is_key_prefix) return 0;
+  return static_cast<int32_t>(fine.block_bytes() / coarse_shape(fine).block_bytes());
+}
+
 }  // namespace freshet::ops

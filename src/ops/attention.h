@@ -30,6 +30,10 @@ struct KvShape {
   // Behind all that, F32 [kv_heads, value_dim]: the sum of the values of the sequence's tokens up
   // to the end of the block. Only those of full blocks are valid.
   bool summed = false;
+  // Blocks lie within those of another shape (coarse_shape()): an id counts units of kNestedUnit
+  // bytes.
+  bool nested = false;
+  size_t id_bytes() const;     // block b starts at data + b * id_bytes()
   size_t head_bytes() const;   // of one KV head in a block, scales included
   size_t bounds_at() const;    // where the bounds begin in a block
   size_t sums_at() const;      // where the sums begin
@@ -40,7 +44,15 @@ struct KvShape {
 // in 4 bits.
 Status check_shape(const KvShape& shape);
 
-// One layer's blocks: block b starts at data + b * shape.block_bytes().
+inline constexpr size_t kNestedUnit = 64;
+
+// Tokens kept in 4 bits beside others (MiKV): blocks of this shape, which take up whole blocks of
+// `fine` coarse_parts() at a time. A part of a cache block is known by the unit where it begins.
+KvShape coarse_shape(const KvShape& fine);
+// 0 or 1: nothing is gained, or the shape can't be stored in 4 bits.
+int32_t coarse_parts(const KvShape& fine);
+
+// One layer's blocks: block b starts at data + b * shape.id_bytes().
 struct KvView {
   KvShape shape;
   uint8_t* data = nullptr;
@@ -76,6 +88,27 @@ struct AttentionBatch {
   // table_stride. 0: all heads share one.
   int64_t head_stride = 0;
   int sequences() const { return static_cast<int>(context_len.size()); }
+};
+
+// What the sequences of a batch keep in 4 bits. Token i of these is in slot i % kBlockTokens of
+// coarse block c = i / kBlockTokens, which is part c % parts of the cache block blocks[c / parts].
+// All queries of a sequence see all of them.
+struct CoarseTokens {
+  std::span<const int32_t> slots;   // [sequences], or empty: no sequence has any
+  const int32_t* blocks = nullptr;  // [sequences, stride]
+  int64_t stride = 0;
+  int32_t parts = 0;
+  bool any() const { return !slots.empty(); }
+};
+
+// What Ops::recode_kv() writes: slots dropped[head * count + i], ascending in a head, become tokens
+// before + i of a sequence's coarse tokens, which are in the blocks `from` so far.
+struct Recoding {
+  const int32_t* dropped = nullptr;
+  int32_t count = 0;
+  int32_t before = 0;
+  int32_t parts = 0;
+  std::span<const int32_t> from, to;  // equal, but for the last of `from` if that isn't full
 };
 
 // Queries whose softmax weights are added up by key (Ops::key_scores()): the last `queries` of the
@@ -120,6 +153,9 @@ struct AttentionParams {
   // [heads]: slopes[h] * d is added to the score of a key at distance d (ALiBi, arXiv:2108.12409).
   // Only for shapes that are `biased`, and not together with distance_bias.
   const float* slopes = nullptr;
+  // [tokens, heads, 2], on the host only: a number m of the size of the largest score, and the sum
+  // of exp(score - m), for results that are merged with others'.
+  float* sums = nullptr;
 };
 
 }  // namespace freshet::ops

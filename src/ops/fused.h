@@ -78,6 +78,7 @@ struct Attend {
   std::span<const ScoredQueries> scored = {};  // Ops::key_scores() of the queries, on the host only
   // Empty, or [sequences]: Ops::selected_attention(), on the host only.
   std::span<const BlockSelection> selections = {};
+  CoarseTokens coarse = {};  // Ops::attend_both(), on the host only
 };
 
 // A layer's attention from its input to its output projection. Without q, it only stores keys and

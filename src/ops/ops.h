@@ -149,12 +149,22 @@ class Ops {
 
   // Adds the softmax weights that attention() gives each key, for the scored queries, to the sums:
   // integers in units of 1 / kScoreUnits, so that the order of additions doesn't matter. Host only.
+  // others: nullptr, or AttentionParams::sums of further keys, which have a share of the weights.
   void key_scores(const Matrix& q, const KvView& cache, const AttentionBatch& batch,
-                  const AttentionParams& params, std::span<const ScoredQueries> scored);
+                  const AttentionParams& params, std::span<const ScoredQueries> scored,
+                  const float* others = nullptr);
   // Copies the keys and values of slots kept[head * count + i], ascending in a head, to slot i of
   // the blocks `to`, bits unchanged. Blocks may be in both lists. Host only.
   void gather_kv(const KvView& cache, std::span<const int32_t> from, std::span<const int32_t> to,
                  const int32_t* kept, int32_t count);
+  // As attention(), over what sequences keep in 4 bits, too: attention over either part, merged in
+  // F32. Returns AttentionParams::sums of the coarse tokens, valid until the next call. Host only.
+  const float* attend_both(const Matrix& out, const Matrix& q, const KvView& cache,
+                           const AttentionBatch& batch, const AttentionParams& params,
+                           const CoarseTokens& coarse);
+  // As gather_kv(); before that, encodes the slots that aren't kept in 4 bits. Host only.
+  void recode_kv(const KvView& cache, std::span<const int32_t> from, std::span<const int32_t> to,
+                 const int32_t* kept, int32_t count, const Recoding& recoding);
   // The keys of a head in the first `slots` slots of the blocks, as attention() reads them:
   // [slots, key_dim]. Host only; thread-safe.
   void read_keys(const KvView& cache, std::span<const int32_t> blocks, int head, int32_t slots,
@@ -256,6 +266,8 @@ class Ops {
   void selected_tokens(const Matrix& out, const Matrix& q, const KvView& cache,
                        const AttentionBatch& batch, const AttentionParams& params,
                        std::span<const BlockSelection> selections);
+  std::span<const uint8_t> encode_coarse(const KvView& cache, std::span<const int32_t> from,
+                                         const Recoding& recoding);
   bool run_gated_by_pieces(const GatedMlp& mlp);
   void run_shared_expert(const MoeBlock& block);
   std::unique_ptr<Impl> impl_;

@@ -77,12 +77,16 @@ void Ops::attend(const Attend& a) {
     return;
   }
   heads(a.heads);
-  if (a.selections.empty()) {
-    attention(a.out, a.heads.q.x, a.heads.cache, a.heads.batch, a.params);
+  const Matrix& q = a.heads.q.x;
+  const float* others = nullptr;
+  if (a.coarse.any()) {
+    others = attend_both(a.out, q, a.heads.cache, a.heads.batch, a.params, a.coarse);
+  } else if (a.selections.empty()) {
+    attention(a.out, q, a.heads.cache, a.heads.batch, a.params);
   } else {
-    selected_attention(a.out, a.heads.q.x, a.heads.cache, a.heads.batch, a.params, a.selections);
+    selected_attention(a.out, q, a.heads.cache, a.heads.batch, a.params, a.selections);
   }
-  if (!a.scored.empty()) key_scores(a.heads.q.x, a.heads.cache, a.heads.batch, a.params, a.scored);
+  if (!a.scored.empty()) key_scores(q, a.heads.cache, a.heads.batch, a.params, a.scored, others);
   if (present(a.o)) matmul(a.out, {&a.o, 1});
 }
 

@@ -45,6 +45,15 @@ struct SelectedBatch {
   void split(const AttentionBatch& batch, std::span<const BlockSelection> selections);
 };
 
+// Of ops_coarse.cc; grows to the largest step and the longest sequence.
+struct CoarseRoom {
+  std::vector<int32_t> context_len, tables;  // of attention over coarse tokens
+  std::vector<KeyRange> ranges;
+  std::vector<float> out, fine_sums, sums;
+  std::vector<float> keys, values, rows;  // decoded
+  Buffer blocks;                          // encoded
+};
+
 // Whether the products are in one part, or absent. A device's own operations take no others.
 template <class... P>
 bool undivided(const P&... products) {
@@ -60,9 +69,10 @@ struct Ops::Impl {
   std::vector<const AttentionKernel*> attention;  // the rows that can run here, best first
   const VectorKernels* vector = nullptr;
   const ScoreKernel* scores = nullptr;
-  std::vector<float> kv_scratch;                // of ops_kv.cc; grows to the longest sequence
-  std::vector<int64_t> score_sums;              // of key_scores()
-  SelectedBatch selected;                       // of ops_select.cc; grows likewise
+  std::vector<float> kv_scratch;    // of ops_kv.cc; grows to the longest sequence
+  std::vector<int64_t> score_sums;  // of key_scores()
+  SelectedBatch selected;           // of ops_select.cc; grows likewise
+  CoarseRoom coarse;
   std::array<const ActEncoder*, 4> encoders{};  // [ActKind]; nullptr if no planned kernel needs one
   Arena arena;
   size_t scratch_bytes = 0;        // reserved in the arena, or on the device

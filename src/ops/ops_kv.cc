@@ -26,6 +26,7 @@ struct ScoreTask {
   const ScoreKernel& kernel;
   const ScoredQueries& scored;
   int kv_head;
+  const float* others;  // as in key_scores()
 
   int group() const { return params.heads / cache.shape.kv_heads; }
   int32_t slots() const { return batch.context_len[static_cast<size_t>(scored.sequence)]; }
@@ -69,17 +70,33 @@ struct ScoreTask {
       }
       const int64_t end = (seen + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
       std::fill(mine + seen, mine + end, kNoScore);
-      const float* sink = params.sinks;
-      if (sink != nullptr) sink += kv_head * group() + row % group();
-      kernel.add_weights(mine, end, sink, sums);
+      float sink = 0.0f;
+      const bool has = sink_of(token + row / group(), kv_head * group() + row % group(), sink);
+      kernel.add_weights(mine, end, has ? &sink : nullptr, sums);
     }
+  }
+
+  // The logit that stands for the sink and the other keys of a query head; false: there is none.
+  bool sink_of(int64_t query, int64_t head, float& sink) const {
+    if (params.sinks != nullptr) sink = params.sinks[head];
+    const float* const other =
+        others == nullptr ? nullptr : others + (query * params.heads + head) * 2;
+    if (other == nullptr || other[1] == 0.0f) return params.sinks != nullptr;
+    double all = double{other[0]} + std::log(double{other[1]});
+    if (params.sinks != nullptr) {
+      const double most = std::max(all, double{sink});
+      all = most + std::log(std::exp(all - most) + std::exp(double{sink} - most));
+    }
+    sink = static_cast<float>(all);
+    return true;
   }
 };
 
 }  // namespace
 
 void Ops::key_scores(const Matrix& q, const KvView& cache, const AttentionBatch& batch,
-                     const AttentionParams& params, std::span<const ScoredQueries> scored) {
+                     const AttentionParams& params, std::span<const ScoredQueries> scored,
+                     const float* others) {
   const KvShape& s = cache.shape;
   FRESHET_CHECK(device() == nullptr && params.window == 0 && batch.ranges.empty() && !s.biased &&
                     !has_int4(s.type),
@@ -109,7 +126,7 @@ void Ops::key_scores(const Matrix& q, const KvView& cache, const AttentionBatch&
     sums.assign(static_cast<size_t>(pieces * s.kv_heads * padded), 0);
     impl_->pool.parallel_for(pieces * s.kv_heads, [&](int64_t i, int worker) {
       const auto head = static_cast<int>(i / pieces);
-      const ScoreTask task{q, cache, batch, params, layout, *impl_->scores, part, head};
+      const ScoreTask task{q, cache, batch, params, layout, *impl_->scores, part, head, others};
       task.run(i % pieces * kScoredRows, scratch.data() + static_cast<size_t>(worker) * floats,
                sums.data() + i * padded);
     });

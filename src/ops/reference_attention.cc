@@ -114,8 +114,7 @@ Slot slot_of(const KvView& cache, const AttentionBatch& batch, int sequence, int
   const int32_t* table =
       batch.block_tables + sequence * batch.table_stride + head * batch.head_stride;
   const int32_t id = table[position / kBlockTokens];
-  return {cache.data + static_cast<size_t>(id) * cache.shape.block_bytes(),
-          position % kBlockTokens};
+  return {cache.data + static_cast<size_t>(id) * cache.shape.id_bytes(), position % kBlockTokens};
 }
 
 // Where a token's key or value of a head is: its codes and its scales. A block has keys, then
@@ -308,6 +307,13 @@ void attend(const Matrix& out, const Matrix& q, const KvView& cache, const Atten
   for (const Row* r = scratch.rows; r < scratch.rows + n; ++r) {
     for (int d = 0; d < s.value_dim; ++d) r->out[d] = static_cast<float>(r->acc[d] / r->sum);
     if (type.value.rotated) hadamard(r->out, s.value_dim);
+    if (params.sums == nullptr) continue;
+    const auto row = r - scratch.rows;
+    const int64_t token = first + row / group, head = kv_head * group + row % group;
+    float* const sums = params.sums + (token * params.heads + head) * 2;
+    sums[0] = static_cast<float>(r->max);
+    // Exact in what the rounding of the maximum leaves.
+    sums[1] = static_cast<float>(r->sum * std::exp(r->max - double{sums[0]}));
   }
 }
 

@@ -161,7 +161,7 @@ class Scheduler {
   void account_waiting(int64_t now);
   void expire(Step& step);
   void restart_evictions(Sequence& s);
-  static void own_scores(Sequence& s);
+  void own_scores(Sequence& s);
   void evict_due(Step& step);
   void evict(Sequence& s, Step& step);
   std::vector<Sequence*> twins(const Sequence& s);

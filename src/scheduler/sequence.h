@@ -219,7 +219,12 @@ struct Eviction {
   std::vector<std::vector<int32_t>> before, after;  // [groups][blocks]
   std::vector<int32_t> slots, kept;                 // [groups]
   std::shared_ptr<kv_cache::KeyScores> scores;      // of the slots in `before`; may be nullptr
-  std::shared_ptr<kv_cache::KeyScores> left;  // where the sums of kept keys go; may be nullptr
+  // Where the sums of kept keys go, of the sequence and of its twins, each its own; may be empty.
+  std::vector<std::shared_ptr<kv_cache::KeyScores>> left;
+  // Empty, or [groups][blocks]: where coarse tokens are, and where they are after the eviction with
+  // the evicted ones behind them.
+  std::vector<std::vector<int32_t>> coarse_before, coarse_after;
+  std::vector<int32_t> coarse_slots;  // [groups] before
 };
 
 struct Step {

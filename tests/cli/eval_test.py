@@ -247,6 +247,15 @@ class KvTypes(Figures):
         self.assertGreater(narrow["kl_divergence"], whole["kl_divergence"])
         self.assertEqual((narrow["simulated"], gear["simulated"]), (False, True))
         self.assertGreater(sparq["bytes_per_token"], whole["bytes_per_token"])  # sums of values
+        evicts = json.loads(self.succeeds(*flags, "--policies", "f16,h2o-64,h2o-32-8,h2o-16-8", "--json"))
+        whole, room, some, few = evicts["lengths"][0]["policies"]
+        self.assertEqual(room["kl_divergence"], whole["kl_divergence"])  # nothing is evicted
+        self.assertEqual(room["bytes_per_token"], whole["bytes_per_token"])
+        self.assertLess(whole["kl_divergence"], some["kl_divergence"])
+        self.assertLess(some["kl_divergence"], few["kl_divergence"])
+        self.assertLess(few["bytes_per_token"], some["bytes_per_token"])
+        self.fails(2, *flags, "--policies", "mikv-16", says="mikv saves nothing beside a cache of f16")
+        self.fails(2, *flags, "--policies", "snapkv-32", says="an interval is needed, such as snapkv-512-64")
         self.fails(2, *flags, "--policies", "static-64-0-16-4", says="static-WINDOW-SINKS-STRIDE")
         self.fails(2, *flags, "--policies", "int5", says="there is no policy int5 of keys and values; there are f32 f16")
         self.fails(2, *flags[:5], "--windows", "100000", says="no window fits")

@@ -38,6 +38,22 @@ class Eviction(unittest.TestCase):
         # A budget that holds everything changes nothing.
         self.assertEqual(tokens(server, kv_eviction={"policy": "snapkv", "budget": 4096}), full)
 
+    def test_four_bits_for_the_others(self):
+        server = self.serve("--kv-cache-dtype", "f32")
+        full = tokens(server)
+        mikv = {"policy": "mikv", "budget": 64, "interval": 8}
+        evicted = tokens(server, kv_eviction=mikv)
+        self.assertGreaterEqual(server.metric(COUNTER), 2)
+        self.assertEqual(tokens(server, kv_eviction=mikv), evicted)
+        self.assertEqual(tokens(server, kv_eviction={"policy": "mikv", "budget": 4096}), full)
+
+    def test_no_room_for_four_bits(self):
+        server = self.serve("--kv-cache-dtype", "int8")
+        status, answer = server.post(
+            "/v1/completions", {**QUESTION, "kv_eviction": {"policy": "mikv", "budget": 64}})
+        self.assertEqual(status, 400, answer)
+        self.assertIn("mikv saves nothing beside a cache of int8", answer["error"]["message"])
+
     def test_of_the_server(self):
         plain = self.serve()
         want = tokens(plain, kv_eviction=SNAP)

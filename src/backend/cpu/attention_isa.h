@@ -41,6 +41,8 @@ struct AttentionTile {
   int64_t q_stride = 0;  // floats per token
   float* out = nullptr;
   int64_t out_stride = 0;
+  float* sums = nullptr;  // as AttentionParams::sums, of row 0 of the sequence; nullptr: none
+  int64_t sums_stride = 0;
   const float* sinks = nullptr;  // [group] or nullptr
   int group = 1;
   int64_t first_row = 0;

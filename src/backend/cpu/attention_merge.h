@@ -110,6 +110,10 @@ class SplitMerger {
         S::store_n(to + d, v, static_cast<int>(least(kLanes, value_dim_ - d)));
       }
       if (ops::info(t_.shape.type).value.rotated) ops::hadamard(to, value_dim_);
+      if (t_.sums == nullptr) continue;
+      float* const sums = t_.sums + row / t_.group * t_.sums_stride + row % t_.group * 2;
+      sums[0] = max_[r];
+      sums[1] = sum_[r];
     }
   }
 

@@ -136,7 +136,7 @@ class Tiles {
     const int64_t queries = queries_of(batch_, s);
     AttentionTile t;
     t.shape = shape;
-    t.block_bytes = shape.block_bytes();
+    t.block_bytes = shape.id_bytes();
     t.data = cache_.data + static_cast<size_t>(head) * shape.head_bytes();
     t.scales_at = key_bytes(shape);
     t.values_at = values_at(shape);
@@ -152,6 +152,8 @@ class Tiles {
     t.q_stride = q_.stride;
     t.out = out_.row(token) + head * t.group * shape.value_dim;
     t.out_stride = out_.stride;
+    t.sums_stride = int64_t{2} * params_.heads;
+    if (params_.sums != nullptr) t.sums = params_.sums + token * t.sums_stride + head * t.group * 2;
     t.sinks = params_.sinks != nullptr ? params_.sinks + head * t.group : nullptr;
     t.first_row = (tiles - 1 - in_sequence % tiles) * kAttendRows;
     t.rows = static_cast<int>(std::min<int64_t>(kAttendRows, queries * t.group - t.first_row));

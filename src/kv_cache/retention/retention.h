@@ -28,6 +28,7 @@ struct RetentionRules {
   bool in_prompt = false;    // instead at every multiple of `interval`, in the prompt as well
   int32_t window = 0;        // the last queries before an eviction are scored
   bool accumulates = false;  // and all queries after the prompt; kept keys keep their sums
+  bool recodes = false;      // what isn't kept stays in 4 bits (ops::CoarseTokens)
 };
 
 // A layer of one sequence at an eviction.
@@ -53,7 +54,7 @@ struct RetentionConfig {
   int32_t window = 0;       // last tokens that are always kept, whose queries are scored
   int32_t interval = 0;
   int32_t kernel = 0;   // slots whose scores are pooled
-  int32_t recent = 0;   // h2o: newest tokens kept; 0: half of the budget
+  int32_t recent = 0;   // h2o, mikv: newest tokens kept; 0: half of the budget
   double beta = 0.0;    // pyramidkv: steepness
   double decay = 0.0;   // pyramidkv: each layer keeps this share of the layer before; 0: linear
   double lambda = 0.0;  // rkv: weight of importance against redundancy
@@ -94,7 +95,7 @@ struct RetentionKind {
   RetentionConfig defaults;
   Retention (*make)(const RetentionConfig& config);
 };
-extern const RetentionKind kStreaming, kSnapKv, kPyramidKv, kH2o, kTova, kRkv, kKeyDiff;
+extern const RetentionKind kStreaming, kSnapKv, kPyramidKv, kH2o, kTova, kRkv, kKeyDiff, kMikv;
 
 // The sums of scores of a sequence: [layers of the cache][kv_heads, stride]. Layers that do not
 // evict are empty.

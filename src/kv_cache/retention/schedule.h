@@ -17,6 +17,8 @@ inline constexpr int32_t kNeverEvicts = std::numeric_limits<int32_t>::max();
 struct EvictionSchedule {
   RetentionRules rules;
   std::vector<int32_t> budgets;  // [groups] slots kept; 0: the group does not evict
+  // [groups] with rules.recodes: how many coarse blocks a block holds (ops::CoarseTokens).
+  std::vector<int32_t> parts = {};
 
   // The first position after `computed` where some group holds more than its budget and evicts.
   // evicted: [groups] tokens evicted before, or empty for none.

@@ -8,7 +8,8 @@
 namespace freshet::kv_cache {
 namespace {
 
-constexpr std::array kKinds = {&kStreaming, &kSnapKv, &kPyramidKv, &kH2o, &kTova, &kRkv, &kKeyDiff};
+constexpr std::array kKinds = {&kStreaming, &kSnapKv, &kPyramidKv, &kH2o,
+                               &kTova,      &kRkv,    &kKeyDiff,   &kMikv};
 constexpr int32_t kMostSlots = 1 << 24;
 
 struct WholeKey {

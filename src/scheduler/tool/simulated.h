@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -24,6 +25,11 @@ inline std::shared_ptr<const kv_cache::EvictionSchedule> random_eviction(
   schedule.rules.accumulates = random.chance(30);
   for (int g = 0; g < cache.groups(); ++g)
     schedule.budgets.push_back(cache.window(g) == 0 ? random.in(9, 50) : 0);
+  // As all policies with coarse tokens, they have an interval. It isn't drawn by a choice of its
+  // own, so that the other choices of a seed stay.
+  schedule.rules.recodes = !schedule.rules.in_prompt && schedule.rules.interval % 3 == 1;
+  for (const int32_t budget : schedule.budgets)
+    if (schedule.rules.recodes) schedule.parts.push_back(2 + budget % 4);
   return std::make_shared<const kv_cache::EvictionSchedule>(std::move(schedule));
 }
 
@@ -38,14 +44,39 @@ inline std::vector<int32_t> kept_slots(std::span<const uint64_t> contents, int32
   return order;
 }
 
-// What the slots of a sequence hold when it computes `item`. hashes: of its tokens.
-inline std::vector<uint64_t> expected_slots(const Sequence& s, int group, const StepItem& item,
-                                            std::span<const uint64_t> hashes) {
+// The others.
+inline std::vector<uint64_t> dropped_contents(std::span<const uint64_t> contents,
+                                              std::span<const int32_t> kept) {
+  std::vector<uint64_t> dropped;
+  for (size_t i = 0; i < contents.size(); ++i) {
+    if (!std::ranges::binary_search(kept, static_cast<int32_t>(i))) dropped.push_back(contents[i]);
+  }
+  return dropped;
+}
+
+// A slot of a block stands for `parts` coarse tokens, and holds the sum of their hashes. Returns
+// the sums of all of them, one block after the other.
+inline std::vector<uint64_t> coarse_sums(std::span<const uint64_t> tokens, int32_t parts) {
+  std::vector<uint64_t> sums;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (i % static_cast<size_t>(parts) == 0) sums.push_back(0);
+    sums.back() += tokens[i] * (2 * i + 1);
+  }
+  return sums;
+}
+
+// What the slots of a sequence hold when it computes `item`, and its coarse tokens. hashes: of its
+// tokens.
+struct ExpectedSlots {
+  std::vector<uint64_t> fine, coarse;
+};
+inline ExpectedSlots expected_slots(const Sequence& s, int group, const StepItem& item,
+                                    std::span<const uint64_t> hashes) {
   const auto end = static_cast<size_t>(item.first + item.count);
   const kv_cache::EvictionSchedule* const schedule = s.request->eviction.get();
   if (schedule == nullptr || schedule->budgets[static_cast<size_t>(group)] == 0)
-    return {hashes.begin(), hashes.begin() + static_cast<int64_t>(end)};
-  std::vector<uint64_t> contents;
+    return {{hashes.begin(), hashes.begin() + static_cast<int64_t>(end)}, {}};
+  std::vector<uint64_t> contents, coarse;
   std::vector<int32_t> evicted(schedule->budgets.size(), 0);
   int32_t at = schedule->next(s.prompt_tokens, 0, evicted);
   for (size_t p = 0; p < end; ++p) {
@@ -56,15 +87,17 @@ inline std::vector<uint64_t> expected_slots(const Sequence& s, int group, const 
         evicted[g] = at - budget;
         if (static_cast<int>(g) != group) continue;
         std::vector<uint64_t> left;
-        for (const int32_t slot : kept_slots(contents, budget))
-          left.push_back(contents[static_cast<size_t>(slot)]);
+        const std::vector<int32_t> kept = kept_slots(contents, budget);
+        for (const int32_t slot : kept) left.push_back(contents[static_cast<size_t>(slot)]);
+        if (schedule->rules.recodes)
+          std::ranges::copy(dropped_contents(contents, kept), std::back_inserter(coarse));
         contents = std::move(left);
       }
       at = schedule->next(s.prompt_tokens, at, evicted);
     }
     contents.push_back(hashes[p]);
   }
-  return contents;
+  return {contents, coarse};
 }
 
 }  // namespace freshet::scheduler

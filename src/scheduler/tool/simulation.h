@@ -55,6 +55,8 @@ class Simulation {
   void add_encoder();
   uint64_t add_input(NewRequest& request);
   bool check_encoded(const Sequence& s);
+  bool check_coarse(const Sequence& s, const StepItem& item, int group,
+                    std::span<const uint64_t> coarse);
   std::vector<int32_t> what_is_read(const Sequence& s) const;
   void meddle();
   void rob();

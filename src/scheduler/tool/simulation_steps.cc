@@ -107,6 +107,23 @@ bool Simulation::run_item(const StepItem& item) {
   return true;
 }
 
+bool Simulation::check_coarse(const Sequence& s, const StepItem& item, int group,
+                              std::span<const uint64_t> coarse) {
+  const BlockTable& table = s.blocks_of(item);
+  if (table.coarse_slots(group) != std::ssize(coarse))
+    return fail(fmt::format("sequence {} has {} coarse tokens of {}", s.id,
+                            table.coarse_slots(group), coarse.size()));
+  if (coarse.empty()) return true;
+  const auto g = static_cast<size_t>(group);
+  const std::vector<uint64_t> sums = coarse_sums(coarse, s.request->eviction->parts[g]);
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const int32_t block = table.coarse[g][i / kBlockTokens];
+    if (slots(group, block)[i % kBlockTokens] != sums[i])
+      return fail(fmt::format("sequence {} reads wrong coarse tokens in block {}", s.id, block));
+  }
+  return true;
+}
+
 bool Simulation::check_step(const Step& step) {
   if (step.tokens > options_.max_num_batched_tokens) return fail("the token budget is exceeded");
   if (step.logit_rows > options_.max_logit_rows) return fail("too many rows of logits");
@@ -144,7 +161,8 @@ bool Simulation::check_step(const Step& step) {
     for (const int32_t t : tokens) hashes.push_back(extend(hashes.empty() ? 0 : hashes.back(), t));
     for (int g = 0; g < cache_->groups(); ++g) {
       if (g == cache_->state_group()) continue;
-      const std::vector<uint64_t> expected = expected_slots(s, g, item, hashes);
+      const auto [expected, coarse] = expected_slots(s, g, item, hashes);
+      if (!check_coarse(s, item, g, coarse)) return false;
       const int32_t window = cache_->window(g);
       const int32_t from = window == 0 ? 0 : std::max(0, item.first - window + 1);
       for (int32_t p = from; p < std::ssize(expected); ++p) {

@@ -123,10 +123,26 @@ void Simulation::evict(const Eviction& e) {
     };
     std::vector<uint64_t> contents;
     for (int32_t i = 0; i < e.slots[g]; ++i) contents.push_back(slot(e.before[g], i));
+    const kv_cache::EvictionSchedule& schedule = *scheduler_->request(e.request)->eviction;
+    const int32_t parts = schedule.rules.recodes ? schedule.parts[g] : 1;
+    std::vector<uint64_t> sums;  // of the coarse tokens that are there
+    for (int32_t i = 0; i * parts < e.coarse_slots[g]; ++i)
+      sums.push_back(slot(e.coarse_before[g], i));
     int32_t to = 0;
-    for (const int32_t i : kept_slots(contents, e.kept[g]))
-      slot(e.after[g], to++) = contents[static_cast<size_t>(i)];
+    const std::vector<int32_t> kept = kept_slots(contents, e.kept[g]);
+    for (const int32_t i : kept) slot(e.after[g], to++) = contents[static_cast<size_t>(i)];
     ++report_.evictions;
+    if (!schedule.rules.recodes) continue;
+    auto token = static_cast<size_t>(e.coarse_slots[g]);
+    for (const uint64_t hash : dropped_contents(contents, kept)) {
+      sums.resize(std::max(sums.size(), token / static_cast<size_t>(parts) + 1));
+      sums[token / static_cast<size_t>(parts)] += hash * (2 * token + 1);
+      ++token;
+    }
+    // Full blocks stay as they are: others may hold them, too.
+    for (int32_t i = e.coarse_slots[g] / (parts * kBlockTokens) * kBlockTokens;
+         i < std::ssize(sums); ++i)
+      slot(e.coarse_after[g], i) = sums[static_cast<size_t>(i)];
   }
 }
 
@@ -169,9 +185,12 @@ void Simulation::arrive() {
     request.eviction = random_eviction(random_, *cache_);
   client.arrival_step = static_cast<uint64_t>(report_.steps);
   const RequestId id = request.id;
+  const bool recodes = request.eviction != nullptr && request.eviction->rules.recodes;
   const auto sequence = scheduler_->submit(std::move(request), now_);
   if (!sequence.ok()) {
-    if (sequence.status().code() != StatusCode::kResourceExhausted)
+    // The first coarse tokens take a block that the smallest pools don't have.
+    const bool too_long = recodes && sequence.status().code() == StatusCode::kInvalidArgument;
+    if (sequence.status().code() != StatusCode::kResourceExhausted && !too_long)
       fail(sequence.status().message());
     return;
   }
