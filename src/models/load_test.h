@@ -26,7 +26,7 @@ struct Tensor {
 using Tensors = std::map<std::string, Tensor>;
 
 inline std::string golden(const std::string& name) {
-  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + name;
+  return FRESHET_UNPACKED_DATA "/golden/" + name;
 }
 
 inline Tensors read_tensors(const std::string& name) {
