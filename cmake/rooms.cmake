@@ -50,9 +50,11 @@ function(freshet_test name)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 900)
 endfunction()
 
-# freshet_unpacked_data(NAME): the test finds what test_data.cmake unpacked in FRESHET_UNPACKED_DATA.
+# freshet_unpacked_data(NAME): the test finds in FRESHET_UNPACKED_DATA what test_data.cmake unpacked, and the
+# checkpoints that tests/seeded_checkpoints.cc writes.
 function(freshet_unpacked_data name)
   if(TARGET ${name})
     target_compile_definitions(${name} PRIVATE FRESHET_UNPACKED_DATA="${FRESHET_UNPACKED_DATA}")
+    add_dependencies(${name} seeded_data)
   endif()
 endfunction()

@@ -28,7 +28,7 @@ class CudaDrafts : public testing::TestWithParam<bool> {
     ASSERT_TRUE(opened.ok()) << opened.status().message();
     compute_ = *opened;
     if (compute_->ops().device() == nullptr) GTEST_SKIP() << "no GPU here";
-    const std::string path = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
+    const std::string path = FRESHET_UNPACKED_DATA "/golden/llama";
     const auto checkpoint = loader::Checkpoint::open(path);
     ASSERT_TRUE(checkpoint.ok());
     auto target = load_model(*checkpoint, compute_->ops(), {});
@@ -55,7 +55,7 @@ class CudaDrafts : public testing::TestWithParam<bool> {
       model = std::move(head->model);
       target_ids_ = std::move(head->target_ids);
     } else {
-      const std::string path = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
+      const std::string path = FRESHET_UNPACKED_DATA "/golden/llama";
       const auto checkpoint = loader::Checkpoint::open(path);
       model = std::move(load_model(*checkpoint, compute_->ops(), {})).value();
     }

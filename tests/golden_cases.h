@@ -16,7 +16,7 @@
 namespace freshet::testing {
 
 inline std::string directory() {
-  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/";
+  return FRESHET_UNPACKED_DATA "/golden/";
 }
 
 inline std::vector<std::string> models(const std::string& folder) {

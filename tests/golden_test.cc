@@ -1,6 +1,6 @@
-// Every architecture against transformers' own outputs (tests/data/golden: tiny checkpoints with
-// random weights, logits at every position, greedy continuations; F32 arithmetic on BF16 weights),
-// and batch invariance of all of them.
+// Every architecture against transformers' own outputs (tests/data/golden: tiny checkpoints whose
+// weights are a formula, logits at every position, greedy continuations; F32 arithmetic on BF16
+// weights), and batch invariance of all of them.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -273,7 +273,7 @@ INSTANTIATE_TEST_SUITE_P(Models, GoldenGguf, ::testing::ValuesIn(models(gguf_dir
 // An INT8 checkpoint (tools/golden_int8.py). Its GEMMs round activations: the fast path does this
 // too, and the reference path, which does not, differs more.
 TEST(GoldenInt8, FastPathIsNearTransformersAndKeepsTheLawOfTheBatch) {
-  const std::string folder = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden-int8/";
+  const std::string folder = FRESHET_UNPACKED_DATA "/golden-int8/";
   auto runner = Runner::open(folder + "llama", {.reference = false, .context = 256});
   ASSERT_TRUE(runner.ok()) << runner.status().message();
   const std::vector<Case> cases = read_cases("llama", folder);

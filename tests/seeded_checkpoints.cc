@@ -1,11 +1,12 @@
-// Writes the checkpoints of tests/data/seeded, whose weights are a formula.
+// Writes the checkpoints of tests/data/golden and tests/data/seeded, whose weights are a formula.
 //
-// usage: seeded_checkpoints FROM TO
+// usage: seeded_checkpoints FROM TO [EXACT]
 //
 // FROM/<name>/ holds config.json, golden.safetensors (what transformers computes with the weights)
 // and weights.json, an object of tensors: "name": [[shape], scale, offset]. TO/<name>/ gets all
-// files but the last, and model.safetensors with BF16 tensors. tools/golden_seeded.py makes FROM
-// and has the same formula: number i of a tensor is offset + scale * u, rounded to BF16, where u in
+// files but the last, and model.safetensors with BF16 tensors; EXACT the same in F32.
+// tools/golden_seeded.py makes FROM and has the same formula: number i of a tensor is offset +
+// scale * u, rounded to BF16, where u in
 // [-1, 1) is made of the upper 24 bits of splitmix64(FNV-1a of the name + i).
 #include <cstdint>
 #include <cstdio>
@@ -87,15 +88,15 @@ void write_checkpoint(const fs::path& from, const fs::path& to, bool exact) {
 }  // namespace freshet
 
 int main(int argc, char** argv) {
-  FRESHET_CHECK(argc == 3, "usage: seeded_checkpoints FROM TO");
+  FRESHET_CHECK(argc == 3 || argc == 4, "usage: seeded_checkpoints FROM TO [EXACT]");
   namespace fs = std::filesystem;
-  const fs::path exact = std::string(argv[2]) + "-f32";
-  for (const fs::path& to : {fs::path(argv[2]), exact}) {
+  for (int i = 2; i < argc; ++i) {
+    const fs::path to = argv[i];
     fs::remove_all(to);
     fs::create_directories(to);
     for (const auto& entry : fs::directory_iterator(argv[1])) {
       if (!entry.is_directory()) continue;
-      freshet::write_checkpoint(entry.path(), to / entry.path().filename(), to == exact);
+      freshet::write_checkpoint(entry.path(), to / entry.path().filename(), i == 3);
     }
   }
   return 0;

@@ -95,10 +95,7 @@ void write(const std::string& path, const std::string& bytes) {
 
 TEST_F(WeightCacheFiles, SameBitsForEveryModel) {
   for (const char* data : {"golden", "golden-variants", "golden-gguf", "golden-int8"}) {
-    const std::string plain_folder = std::string(FRESHET_SOURCE_DIR) + "/tests/data/";
-    const std::string unpacked = std::string(FRESHET_UNPACKED_DATA) + "/" + data + "/";
-    const std::string base =
-        std::filesystem::exists(unpacked) ? unpacked : plain_folder + data + "/";
+    const std::string base = std::string(FRESHET_UNPACKED_DATA) + "/" + data + "/";
     for (const std::string& name : models(base)) {
       const bool gguf = std::string_view(data) == "golden-gguf";
       const std::string model = base + name + (gguf ? "/model.gguf" : "");

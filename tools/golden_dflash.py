@@ -5,8 +5,8 @@ usage: golden_dflash.py TARGET OUT.json                       needs torch and sa
 
 A plain computation in F32, written from the definition: the target's features give keys and values
 at their positions, and the last known token and masks, embedded by the target, are queries at the
-positions behind them. TARGET is tests/data/golden/gemma3, whose embedding is scaled and tied: the
-head reads it as it is stored. OUT holds the tensors (for each: shape, scale and offset; the formula
+positions behind them. TARGET is the golden gemma3 as tests/seeded_checkpoints.cc writes it, whose
+embedding is scaled and tied: the head reads it as it is stored. OUT holds the tensors (for each: shape, scale and offset; the formula
 is that of tools/golden_seeded.py) and two configurations with, for each step: how many tokens are
 known, how many drafts are wanted, the drafts, and the first logits of each of their rows.
 src/speculative/dflash_test.cc reads it.
@@ -52,7 +52,7 @@ def tensors():
             "self_attn.v_proj": [KV_HEADS * HEAD_DIM, HIDDEN], "self_attn.o_proj": [HIDDEN, HEADS * HEAD_DIM],
             "mlp.gate_proj": [FF, HIDDEN], "mlp.up_proj": [FF, HIDDEN], "mlp.down_proj": [HIDDEN, FF],
         }.items():
-            described[f"layers.{i}.{name}.weight"] = [shape, 0.3, 0.0]
+            described[f"layers.{i}.{name}.weight"] = [shape, 0.25, 0.0]
         for name, size in (("input_layernorm", HIDDEN), ("post_attention_layernorm", HIDDEN),
                            ("self_attn.q_norm", HEAD_DIM), ("self_attn.k_norm", HEAD_DIM)):
             described[f"layers.{i}.{name}.weight"] = [[size], 0.3, 1.0]

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """A tiny llama as an INT8 checkpoint (W8A8), and what transformers makes of it in F64.
 
-usage: golden_int8.py tests/data/golden/llama OUT      needs torch and transformers
+usage: golden_int8.py SOURCE OUT      needs torch and transformers
 
-Makes OUT/{config.json, model.safetensors, golden.safetensors} of a golden model: its linear layers but
-the head as compressed-tensors writes them (int-quantized, a BF16 scale a row). In the reference each
-of these is a module of its own: a token's numbers are rounded to whole ones within +-127 of its
+Makes OUT/{config.json, model.safetensors, golden.safetensors} of the golden model in SOURCE: its
+linear layers but the head as compressed-tensors writes them (int-quantized, a BF16 scale a row). In
+the reference each of these is a module of its own: a token's numbers are rounded to whole ones within +-127 of its
 greatest magnitude, multiplied as whole numbers, and scaled. The ids are the golden model's.
 """
 import json

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """Golden models whose weights are a formula, so that the repository holds no weights.
 
-usage: golden_seeded.py [--vocab N] SOURCE OUT NAME ...       needs torch and transformers (5.24)
+usage: golden_seeded.py [--vocab N | --whole] [--routers F] SOURCE OUT NAME ...
+needs torch and transformers (5.24)
 
 SOURCE/<name>/ is a checkpoint of random weights with config.json and golden.safetensors (inputs
 and outputs, as golden_models.py makes them). OUT/<name>/ gets config.json, weights.json (for each
 tensor: shape, scale and offset, from the spread and the mean of the source's; the formula is that
 of tests/seeded_checkpoints.cc) and golden.safetensors: transformers' outputs for the new weights,
-in F32, for two of the source's inputs. Vocabularies shrink to N (96), to keep the outputs small.
+in F32, for two of the source's inputs. Vocabularies shrink to N (96), to keep the outputs small;
+--whole keeps them and all inputs, and adds 24 greedy ids instead of 8 (tests/data/golden). Routers
+get F times their scale: where experts score almost equally, rounding selects another one, and other
+weights may have no such place (tests/data/golden: 1.3 for deepseek-v3 and gpt-oss, 2.5 for mixtral).
 Sources with a preprocessor_config.json read pictures: golden.safetensors gets image_i_k and not
 pixel_values_i, which Pillow's form of the image processor makes.
 """
@@ -23,9 +27,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+SOURCE_VOCAB = 288
 VOCAB = 96
 GREEDY = 8
-SOURCE_VOCAB = 288
+LENGTHS = range(5, 64)
+ROUTERS = 1.0
+ROUTER_NAMES = ("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight")
 
 
 def seeded(name, shape, scale, offset):
@@ -65,6 +72,7 @@ def describe(tensors):
         offset = float(f"{float(t.mean()):.3g}")
         if abs(offset) < spread / 4:
             offset = 0.0
+        spread *= ROUTERS if name.endswith(ROUTER_NAMES) else 1.0
         described[name] = [shrink(t.shape), float(f"{spread * 3 ** 0.5:.3g}"), offset]
     return described
 
@@ -125,7 +133,7 @@ def inputs(source):
                 ids = golden[f"{name}_{i}"]
                 case[key] = ids if name == "token_type_ids" else torch.where(
                     ids < VOCAB, ids, 3 + ids % (VOCAB - 3))
-        if 4 < len(case.get("input_ids", case.get("decoder_input_ids"))) < 64:
+        if len(case.get("input_ids", case.get("decoder_input_ids"))) in LENGTHS:
             yield case
             if "input_features" in case:
                 return  # they are large
@@ -238,10 +246,14 @@ def main():
     transformers.logging.set_verbosity_error()
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
+    global VOCAB, GREEDY, LENGTHS, ROUTERS
     args = sys.argv[1:]
     if args[0] == "--vocab":
-        global VOCAB
         VOCAB, args = int(args[1]), args[2:]
+    elif args[0] == "--whole":
+        VOCAB, GREEDY, LENGTHS, args = SOURCE_VOCAB, 24, range(1, 1 << 20), args[1:]
+    if args[0] == "--routers":
+        ROUTERS, args = float(args[1]), args[2:]
     source, out = map(pathlib.Path, args[:2])
     for name in args[2:]:
         make(source / name, out / name)

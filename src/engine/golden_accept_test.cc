@@ -50,7 +50,7 @@ EngineOptions options_of(const std::string& model, std::string config) {
 }
 
 TEST(GoldenAccept, RejectionsOfTheFirstLayer) {
-  const std::string model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
+  const std::string model = FRESHET_UNPACKED_DATA "/golden/llama";
   const auto options = options_of(
       model, R"({"method": "early_exit", "exit_layer": 1, "num_speculative_tokens": 4})");
   const auto counted = write_texts(options, 40, 60, Acceptance::kRejection);

@@ -71,7 +71,7 @@ Request evicting_request(int which, int vocab) {
 class Evictions : public ::testing::TestWithParam<Policy> {
  protected:
   static std::unique_ptr<Engine> open(EngineOptions o) {
-    o.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + GetParam().model;
+    o.model = std::string(FRESHET_UNPACKED_DATA) + "/golden/" + GetParam().model;
     o.kv_cache_dtype = GetParam().type;
     o.threads = 2;
     o.max_model_len = kLongest;
@@ -212,7 +212,7 @@ TEST_P(Evictions, Act) {
 
 // A cache of 24 blocks serves a sequence of any length.
 TEST(StreamingEviction, GeneratesInConstantMemory) {
-  const std::string golden = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
+  const std::string golden = FRESHET_UNPACKED_DATA "/golden/llama";
   const auto folder =
       std::filesystem::temp_directory_path() / ("freshet-streaming-" + std::to_string(::getpid()));
   std::filesystem::copy(

@@ -50,7 +50,7 @@ std::vector<std::string> models_with_states() {
 
 std::vector<std::string> models() {
   std::vector<std::string> found;
-  const std::string golden = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden";
+  const std::string golden = FRESHET_UNPACKED_DATA "/golden";
   for (const auto& entry : std::filesystem::directory_iterator(golden)) {
     if (entry.is_directory()) found.push_back(entry.path());
   }

@@ -64,7 +64,7 @@ class SparseAttention : public ::testing::TestWithParam<Sparse> {
   static void keep_the_law();
 
   static std::unique_ptr<Engine> open(EngineOptions o) {
-    o.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + GetParam().model;
+    o.model = std::string(FRESHET_UNPACKED_DATA) + "/golden/" + GetParam().model;
     o.kv_cache_dtype = GetParam().type;
     o.threads = 2;
     o.max_model_len = kMostPositions;
@@ -300,7 +300,7 @@ TEST_P(SparsePattern, SharesWithTheSamePatternAlone) {
 // What cannot be combined is refused in one line.
 TEST(SparseAttentionChecks, RefuseWhatCannotSelect) {
   const std::string quest = R"({"policy": "quest", "budget": 64})";
-  const std::string golden = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/";
+  const std::string golden = FRESHET_UNPACKED_DATA "/golden/";
   const std::string seeded = std::string(FRESHET_UNPACKED_DATA) + "/seeded/";
   const auto error = [&](const std::string& model,
                          const std::function<void(EngineOptions&)>& change) {

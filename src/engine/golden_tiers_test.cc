@@ -35,7 +35,7 @@ class GoldenTiers : public ::testing::TestWithParam<std::string> {
     const size_t plus = GetParam().find('+');
     o.model = GetParam().starts_with("seeded/")
                   ? FRESHET_UNPACKED_DATA "/" + GetParam().substr(0, plus)
-                  : FRESHET_SOURCE_DIR "/tests/data/golden/" + GetParam().substr(0, plus);
+                  : FRESHET_UNPACKED_DATA "/golden/" + GetParam().substr(0, plus);
     o.kv_cache_dtype = type;
     o.threads = 2;
     o.max_model_len = 128;

@@ -114,7 +114,7 @@ TEST_F(DFlashWiring, TriesOtherLayers) {
   config.method = "dflash";
   config.model = save("wiring", *golden_.find("heads")->as_array()[0].find("config"));
   WiringOptions options;
-  options.loading.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/gemma3";
+  options.loading.model = FRESHET_UNPACKED_DATA "/golden/gemma3";
   options.loading.threads = 1;
   for (int32_t text = 0; text < 2; ++text) {
     std::vector<int32_t>& ids = options.texts.emplace_back();

@@ -14,8 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kData = fs::path(FRESHET_SOURCE_DIR) / "tests/data";
-const fs::path kUnpacked = FRESHET_UNPACKED_DATA;
+const fs::path kData = FRESHET_UNPACKED_DATA;
 
 ModelSize size_of(const fs::path& model) {
   auto size = model_size(model.string());
@@ -42,10 +41,9 @@ TEST(ModelSize, OfPlainModelsIsThatOfTheirType) {
 TEST(ModelSize, OfGgufFiles) {
   // Routers of experts and vectors are F32 there.
   for (const char* name : {"llama", "phi3", "gpt2", "gemma3", "cohere"})
-    EXPECT_EQ(size_of(kUnpacked / "golden-gguf" / name / "model.gguf").bits_per_weight(), 16.0)
-        << name;
+    EXPECT_EQ(size_of(kData / "golden-gguf" / name / "model.gguf").bits_per_weight(), 16.0) << name;
   for (const char* name : {"mixtral", "deepseek-v2", "qwen2-moe"}) {
-    const double bits = size_of(kUnpacked / "golden-gguf" / name / "model.gguf").bits_per_weight();
+    const double bits = size_of(kData / "golden-gguf" / name / "model.gguf").bits_per_weight();
     EXPECT_GT(bits, 16.0) << name;
     EXPECT_LT(bits, 16.2) << name;
   }

@@ -39,7 +39,7 @@ constexpr int kPrompt = 24, kGenerated = 60;
 
 SessionOptions golden_llama(const char* policy) {
   SessionOptions options;
-  options.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
+  options.model = FRESHET_UNPACKED_DATA "/golden/llama";
   options.kv_cache_dtype = "f32";
   options.threads = 1;
   options.context = kPrompt + kGenerated;

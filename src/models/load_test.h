@@ -28,7 +28,7 @@ using Tensors = std::map<std::string, Tensor>;
 // A name, or the path of another folder.
 inline std::string golden(const std::string& name) {
   const bool path = name.starts_with('/');
-  return (path ? "" : FRESHET_SOURCE_DIR "/tests/data/golden/") + name;
+  return (path ? "" : FRESHET_UNPACKED_DATA "/golden/") + name;
 }
 
 inline Tensors read_tensors(const std::string& name) {

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-const std::string kLlama = FRESHET_SOURCE_DIR "/tests/data/golden/llama";
+const std::string kLlama = FRESHET_UNPACKED_DATA "/golden/llama";
 
 class GgufExport : public testing::Test {
  protected:

@@ -27,7 +27,7 @@ class Sequence {
   Sequence(std::shared_ptr<Compute> where, const std::string& name, const StepLimits& limits)
       : limits_(limits) {
     LoadOptions options;
-    options.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + name;
+    options.model = FRESHET_UNPACKED_DATA "/golden/" + name;
     auto loaded = LoadedModel::load(std::move(where), options);
     FRESHET_CHECK(loaded.ok(), "{}", loaded.status().message());
     model_ = std::move(*loaded);
@@ -99,8 +99,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, TwoModels, ::testing::Bool(),
 TEST(Workspace, IsActivationsOfAllAndTheLargestScratch) {
   const auto where = compute(false);
   const auto spec_of = [](const std::string& name) {
-    auto checkpoint =
-        loader::Checkpoint::open(std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + name);
+    auto checkpoint = loader::Checkpoint::open(FRESHET_UNPACKED_DATA "/golden/" + name);
     FRESHET_CHECK(checkpoint.ok());
     return freshet::read_spec(*checkpoint).value();
   };
@@ -113,7 +112,7 @@ TEST(Workspace, IsActivationsOfAllAndTheLargestScratch) {
   EXPECT_LT(bytes({large, small}), bytes({large}) + bytes({small}));
   EXPECT_EQ(bytes({large, small}), bytes({small, large}));
   LoadOptions options;
-  options.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/mixtral";
+  options.model = FRESHET_UNPACKED_DATA "/golden/mixtral";
   const auto loaded = LoadedModel::load(where, options);
   ASSERT_TRUE(loaded.ok());
   EXPECT_EQ(bytes({large}),
@@ -122,7 +121,7 @@ TEST(Workspace, IsActivationsOfAllAndTheLargestScratch) {
 
 TEST(LoadedModel, RandomWeightsNeedAFormatThatIsWritten) {
   LoadOptions options;
-  options.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
+  options.model = FRESHET_UNPACKED_DATA "/golden/llama";
   options.load_format = "dummy:q8_0";
   const auto loaded = LoadedModel::load(compute(false), options);
   ASSERT_TRUE(loaded.ok()) << loaded.status().message();

@@ -49,7 +49,7 @@ struct HeadStep {
 
 class GoldenHead : public ::testing::Test {
  protected:
-  // file: in tests/data/heads. target: in tests/data/golden.
+  // file: in tests/data/heads. target: of the golden models.
   void open(const std::string& file, const std::string& target) {
     std::stringstream text;
     text << std::ifstream(std::string(FRESHET_SOURCE_DIR) + "/tests/data/heads/" + file).rdbuf();
@@ -61,7 +61,7 @@ class GoldenHead : public ::testing::Test {
     features_ = seeded_values("features", std::ssize(tokens_) * kTaps * kHidden,
                               golden_.find("features")->as_double(), 0.0);
     runtime::LoadOptions loading;
-    loading.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + target;
+    loading.model = FRESHET_UNPACKED_DATA "/golden/" + target;
     loading.threads = 1;
     loading.reference = true;
     auto compute = runtime::Compute::open(loading);

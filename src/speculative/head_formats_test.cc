@@ -215,7 +215,7 @@ class Eagle3Formats : public HeadFormats {
   static constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 16, kFf = 48, kList = 20;
 
   void SetUp() override {
-    open_target(std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama");
+    open_target(FRESHET_UNPACKED_DATA "/golden/llama");
     if (target_ == nullptr) return;
     const int64_t h = hidden_, q = kHeads * kHeadDim, k = kKvHeads * kHeadDim;
     const std::string m = "midlayer.";

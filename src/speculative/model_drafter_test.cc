@@ -49,7 +49,7 @@ class PositionModel final : public Model {
 };
 
 Result<ModelSpec> llama_spec() {
-  const std::string path = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
+  const std::string path = FRESHET_UNPACKED_DATA "/golden/llama";
   FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(path));
   return read_spec(checkpoint);
 }

@@ -1,6 +1,7 @@
 """Tests of the program as scripts see it: exit codes, JSON, invalid input, signals.
 
-usage: cli_test.py [Class[.test] ...]    needs FRESHET (the program) and FRESHET_SOURCE_DIR
+usage: cli_test.py [Class[.test] ...]    needs FRESHET (the program), FRESHET_SOURCE_DIR and
+FRESHET_UNPACKED_DATA (the build's tests/data, with the checkpoints that tests/seeded_checkpoints.cc writes)
 """
 import array
 import json
@@ -22,7 +23,8 @@ import unittest
 FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
 SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
 FAKE_GPUS = os.environ.get("FRESHET_FAKE_GPUS", "build/release/tests/cli")
-GOLDEN = os.path.join(SOURCE, "tests/data/golden")
+UNPACKED = os.environ.get("FRESHET_UNPACKED_DATA", "build/release/tests/data")
+GOLDEN = os.path.join(UNPACKED, "golden")
 LLAMA = os.path.join(GOLDEN, "llama")
 
 

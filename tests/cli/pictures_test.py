@@ -1,6 +1,6 @@
 """Tests of pictures on the command line: golden files as they are, features, wrong input, --mmproj.
 
-usage: pictures_test.py [Class[.test] ...]    needs FRESHET, FRESHET_SOURCE_DIR and FRESHET_SEEDED
+usage: pictures_test.py [Class[.test] ...]    needs FRESHET, FRESHET_SOURCE_DIR and FRESHET_UNPACKED_DATA
 """
 import json
 import os
@@ -11,9 +11,9 @@ import unittest
 import zlib
 
 import cli_test
-from cli_test import LLAMA
+from cli_test import LLAMA, UNPACKED
 
-SEEDED = os.environ.get("FRESHET_SEEDED", "build/release/tests/data/seeded")
+SEEDED = os.path.join(UNPACKED, "seeded")
 
 
 def load(path):

@@ -1,6 +1,7 @@
 """Downloading models by name from a hub that misbehaves (fake_hub.py).
 
-usage: hub_test.py [Class[.test] ...]    needs FRESHET (the program) and FRESHET_SOURCE_DIR
+usage: hub_test.py [Class[.test] ...]    needs FRESHET (the program), FRESHET_SOURCE_DIR and
+FRESHET_UNPACKED_DATA (the build's tests/data)
 """
 import contextlib
 import hashlib
@@ -26,7 +27,8 @@ from fake_hub import FakeHub, Repo, sha256
 
 FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
 SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
-LLAMA = os.path.join(SOURCE, "tests/data/golden/llama")
+UNPACKED = os.environ.get("FRESHET_UNPACKED_DATA", "build/release/tests/data")
+LLAMA = os.path.join(UNPACKED, "golden/llama")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy", "HF_TOKEN",
            "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
 RANDOM = random.Random(7)

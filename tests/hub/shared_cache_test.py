@@ -1,7 +1,7 @@
 """The cache of models, shared with huggingface_hub in both directions.
 
-usage: shared_cache_test.py    in a Python environment with huggingface_hub; needs FRESHET and
-                               FRESHET_SOURCE_DIR
+usage: shared_cache_test.py    in a Python environment with huggingface_hub; needs FRESHET,
+                               FRESHET_SOURCE_DIR and FRESHET_UNPACKED_DATA
 """
 import json
 import os

@@ -1,6 +1,7 @@
 """README.md tells the truth: its commands run, and its table of architectures is the registry's.
 
-usage: readme_test.py     needs FRESHET (the program) and FRESHET_SOURCE_DIR
+usage: readme_test.py     needs FRESHET (the program), FRESHET_SOURCE_DIR and
+FRESHET_UNPACKED_DATA (the build's tests/data)
 """
 import glob
 import json
@@ -15,6 +16,7 @@ import unittest
 
 FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
 SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
+UNPACKED = os.environ.get("FRESHET_UNPACKED_DATA", "build/release/tests/data")
 # These wait for a person or a network: --help shows whether their options exist.
 INTERACTIVE = {"chat", "serve", "pull"}
 
@@ -43,7 +45,7 @@ class Readme(unittest.TestCase):
             os.makedirs(os.path.join(folder, "cache/models"))
             for name in ("model.gguf", "cache/models/smollm2.gguf"):
                 shutil.copy(model, os.path.join(folder, name))
-            os.symlink(os.path.join(SOURCE, "tests/data/golden/llama"), os.path.join(folder, "model"))
+            os.symlink(os.path.abspath(os.path.join(UNPACKED, "golden/llama")), os.path.join(folder, "model"))
             for name in ("prompts.txt", "text.txt"):
                 with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
                     f.write("Once upon a time there was a river.\nIt ran down to the sea.\n" * (1 if name == "prompts.txt" else 99))

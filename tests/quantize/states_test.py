@@ -2,15 +2,16 @@
 
 usage: states_test.py States
 
-FRESHET_SEEDED names the folder of the checkpoints that tests/seeded_checkpoints.cc writes.
+FRESHET_UNPACKED_DATA names the folder where tests/seeded_checkpoints.cc wrote its checkpoints.
 """
 import json
 import os
 import random
 
+from cli_test import UNPACKED
 from quantize_case import QuantizeCase, main, read_tensors
 
-SEEDED = os.environ.get("FRESHET_SEEDED", "build/release/tests/data/seeded")
+SEEDED = os.path.join(UNPACKED, "seeded")
 VOCABULARY = 96
 # The matrices of each layer with states.
 MODELS = {"lfm2": ("conv.in_proj", "conv.out_proj"), "mamba": ("mixer.in_proj", "mixer.x_proj", "mixer.out_proj"),

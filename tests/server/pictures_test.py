@@ -2,8 +2,8 @@
 
 usage: pictures_test.py Pictures|MediaUrls|CommandLine|TextOnly
 
-FRESHET names the program, FRESHET_SEEDED the folder of the checkpoints that tests/seeded_checkpoints.cc
-writes. The model is a seeded LLaVA (16 rows a picture) with a vocabulary of characters.
+FRESHET names the program, FRESHET_UNPACKED_DATA the folder where tests/seeded_checkpoints.cc wrote
+seeded/. The model is a seeded LLaVA (16 rows a picture) with a vocabulary of characters.
 """
 import base64
 import http.server
@@ -22,7 +22,6 @@ import zlib
 
 import serving
 
-SEEDED = os.environ.get("FRESHET_SEEDED", "build/release/tests/data/seeded")
 ROWS = 16
 IMAGE = 95
 CHARACTERS = string.ascii_letters + string.digits + ".,:;?!<>@/-_'()" + "\u0120\u010a"  # byte-level: space, line feed
@@ -60,7 +59,7 @@ def text(words):
 
 def make_model(folder, name="llava"):
     """A seeded checkpoint with a tokenizer of characters and the model's image token."""
-    shutil.copytree(os.path.join(SEEDED, name), folder, dirs_exist_ok=True)
+    shutil.copytree(os.path.join(serving.SEEDED, name), folder, dirs_exist_ok=True)
     vocab = {character: i for i, character in enumerate(CHARACTERS)}
     vocab.update({f"unused{i}": i for i in range(len(vocab), IMAGE)})
     tokenizer = {

@@ -1,7 +1,6 @@
 """Embeddings, scores, reranking and classes over HTTP, with models whose outputs transformers computed.
 
-usage: pooling_test.py [Class[.test] ...]    needs FRESHET, FRESHET_SOURCE_DIR and FRESHET_SEEDED, the
-folder of the checkpoints that tests/seeded_checkpoints.cc writes
+usage: pooling_test.py [Class[.test] ...]    needs FRESHET, FRESHET_SOURCE_DIR and FRESHET_UNPACKED_DATA
 """
 import array
 import json
@@ -14,9 +13,8 @@ import subprocess
 import tempfile
 import unittest
 
-from serving import FRESHET, Case, Server
+from serving import FRESHET, SEEDED, Case, Server
 
-SEEDED = os.environ.get("FRESHET_SEEDED", "build/release/tests/data/seeded")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + [f"w{i}" for i in range(91)]
 
 

@@ -1,6 +1,7 @@
 """Starts `freshet serve` for tests, on a free port, and talks to it with the standard library.
 
-FRESHET_TEST_MODEL names a model to run the suites with instead of the embedded one.
+FRESHET_TEST_MODEL names a model to run the suites with instead of the embedded one;
+FRESHET_UNPACKED_DATA the build's tests/data, with the checkpoints that tests/seeded_checkpoints.cc writes.
 """
 import http.client
 import json
@@ -18,7 +19,9 @@ import unittest
 FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
 SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
 TEMPLATE = os.path.join(SOURCE, "tests/server/chat.jinja")
-GOLDEN = os.path.join(SOURCE, "tests/data/golden/llama")
+UNPACKED = os.environ.get("FRESHET_UNPACKED_DATA", "build/release/tests/data")
+GOLDEN = os.path.join(UNPACKED, "golden/llama")
+SEEDED = os.path.join(UNPACKED, "seeded")
 
 SANITIZER_EXIT = 99  # sanitizer exit code, set in CMakePresets.json
 # A program with a sanitizer is several times slower and keeps freed memory for a while.

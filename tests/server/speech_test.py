@@ -1,7 +1,7 @@
 """/v1/audio/transcriptions and /translations over HTTP, and `freshet transcribe`, with a seeded Whisper
 whose windows are one second long, and what transformers writes for the same sounds.
 
-usage: speech_test.py [Class[.test] ...]    needs FRESHET, FRESHET_SOURCE_DIR and FRESHET_SEEDED
+usage: speech_test.py [Class[.test] ...]    needs FRESHET, FRESHET_SOURCE_DIR and FRESHET_UNPACKED_DATA
 """
 import http.client
 import json
@@ -12,9 +12,8 @@ import subprocess
 import tempfile
 import unittest
 
-from serving import FRESHET, Case, Server
+from serving import FRESHET, SEEDED, Case, Server
 
-SEEDED = os.environ.get("FRESHET_SEEDED", "build/release/tests/data/seeded")
 MODEL = os.path.join(SEEDED, "whisper-speech")
 FIRST_TIME = 267
 BOUNDARY = "7f3a-boundary"

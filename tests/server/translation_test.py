@@ -2,8 +2,8 @@
 
 usage: translation_test.py Languages|Forbidden
 
-FRESHET names the program, FRESHET_SEEDED the folder of the checkpoints that tests/seeded_checkpoints.cc
-writes. The model is a seeded M2M-100 with a vocabulary of characters and languages as NLLB spells them.
+FRESHET names the program, FRESHET_UNPACKED_DATA the folder where tests/seeded_checkpoints.cc wrote its
+checkpoints. The model is a seeded M2M-100 with a vocabulary of characters and languages as NLLB spells them.
 """
 import json
 import os
@@ -15,8 +15,8 @@ import tempfile
 import unittest
 
 import serving
+from serving import SEEDED
 
-SEEDED = os.environ.get("FRESHET_SEEDED", "build/release/tests/data/seeded")
 VOCAB = 96
 SPECIAL = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "eng_Latn": 90, "deu_Latn": 91, "__fr__": 92}
 ASK = {"prompt": "abc", "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}

@@ -1,7 +1,7 @@
 """The same tokens and log-probabilities with every drafter as without one, to the bit.
 
-usage: equality_test.py [Class[.test] ...]   needs FRESHET (the program) and FRESHET_SOURCE_DIR;
-FRESHET_UNPACKED_DATA is the build's tests/data
+usage: equality_test.py [Class[.test] ...]   needs FRESHET (the program) and
+FRESHET_UNPACKED_DATA (the build's tests/data)
 
 The golden models are tiny and random, so heads of random weights are made here: what they propose is
 wrong nearly always. A model that drafts for itself is right whenever it is greedy. FRESHET_SPECULATION_FULL=1
@@ -20,11 +20,10 @@ import unittest
 import urllib.request
 
 FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
-SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
 DEVICE = os.environ.get("FRESHET_SPECULATION_DEVICE")
 FULL = os.environ.get("FRESHET_SPECULATION_FULL") == "1"
-GOLDEN = os.path.join(SOURCE, "tests/data/golden")
-UNPACKED = os.environ.get("FRESHET_UNPACKED_DATA")
+UNPACKED = os.environ.get("FRESHET_UNPACKED_DATA", "build/release/tests/data")
+GOLDEN = os.path.join(UNPACKED, "golden")
 MODELS = sorted(os.listdir(GOLDEN))
 GREEDY = ["--temp", "0", "--logprobs", "2"]
 SAMPLED = ["--temp", "0.9", "--top-p", "0.95", "--seed", "7", "--logprobs", "1"]
@@ -283,8 +282,6 @@ class Heads(Case):
                     for drafted, _ in self.check(model, options, configs):
                         self.assertGreater(drafted, 0)
 
-
-    @unittest.skipUnless(UNPACKED, "needs FRESHET_UNPACKED_DATA")
     def test_mtp_of_qwen3_next(self):
         path = os.path.join(UNPACKED, "seeded/qwen3-next")
         with open(os.path.join(path, "config.json"), encoding="utf8") as f:

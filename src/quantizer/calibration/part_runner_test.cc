@@ -12,7 +12,7 @@ namespace freshet::quantizer {
 namespace {
 
 std::string golden_path(const std::string& name) {
-  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + name;
+  return FRESHET_UNPACKED_DATA "/golden/" + name;
 }
 
 std::shared_ptr<runtime::Compute> two_threads() {
