@@ -11,7 +11,7 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../cli"))
 
-from cli_test import FRESHET, GOLDEN, Case, load_safetensors, run  # noqa: E402
+from cli_test import FRESHET, GOLDEN, UNPACKED, Case, load_safetensors, run  # noqa: E402
 
 VOCABULARY = 288
 LAYER = "model.layers.{}.".format

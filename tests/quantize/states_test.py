@@ -8,8 +8,7 @@ import json
 import os
 import random
 
-from cli_test import UNPACKED
-from quantize_case import QuantizeCase, main, read_tensors
+from quantize_case import UNPACKED, QuantizeCase, main, read_tensors
 
 SEEDED = os.path.join(UNPACKED, "seeded")
 VOCABULARY = 96
