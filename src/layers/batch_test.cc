@@ -1,5 +1,7 @@
 #include "layers/batch.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 namespace freshet {
@@ -38,6 +40,25 @@ TEST(LogitRows, HaveTheTablesOfAllGroupsAskedFor) {
   ASSERT_TRUE(take(three({2, 5}), {0, 1}, to));
   EXPECT_EQ(to.tables[0].ids, (std::vector<int32_t>{1, 2, 5, 6}));
   EXPECT_EQ(to.tables[1].ids, (std::vector<int32_t>{-1, 7, -1, 9}));
+}
+
+// Of three sequences, the last two have coarse tokens.
+TEST(LogitRows, SeeWhatTheirSequencesKeepInFourBits) {
+  ForwardBatch batch = three({2, 5});
+  BlockTables& table = batch.tables[0];
+  table.coarse_slots = {0, 40, 70};
+  table.coarse_ids = {-1, -1, 3, -1, 4, 5};
+  table.coarse_stride = 2;
+  table.coarse_parts = 3;
+  ForwardBatch to;
+  ASSERT_TRUE(take(batch, {0}, to));
+  const ops::CoarseTokens coarse = to.coarse(0);
+  EXPECT_TRUE(std::ranges::equal(coarse.slots, std::vector<int32_t>{0, 70}));
+  EXPECT_EQ(to.tables[0].coarse_ids, (std::vector<int32_t>{-1, -1, 4, 5}));
+  EXPECT_EQ(coarse.stride, 2);
+  EXPECT_EQ(coarse.parts, 3);
+  ASSERT_TRUE(take(three({2, 5}), {0}, to));
+  EXPECT_FALSE(to.coarse(0).any());
 }
 
 TEST(LogitRows, ForgetTheBatchBefore) {
