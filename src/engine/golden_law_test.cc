@@ -98,6 +98,12 @@ class GoldenLaw : public ::testing::TestWithParam<std::string> {
 
   static bool is_greedy(int which) { return which % 2 == 0; }
 
+  static std::vector<int32_t> allowed(int vocab) {
+    std::vector<int32_t> ids;
+    for (int id = 0; id < vocab; id += 3) ids.push_back(id);
+    return ids;
+  }
+
   static Request request_of(int which, int vocab) {
     Request r;
     const int length = 3 + which * 29 % (longest_prompt() - 2);
@@ -111,6 +117,14 @@ class GoldenLaw : public ::testing::TestWithParam<std::string> {
     p.seed = static_cast<uint64_t>(which);
     p.temperature = is_greedy(which) ? 0.0f : 0.8f;
     if (which % 4 == 2) p.repetition_penalty = 1.3f;
+    if (which % 8 == 5) {  // what may come next depends on the text
+      p.no_repeat_ngram_size = 2;
+      p.bad_words = {{5}, {7, 9}, {11, 12, 13}};
+    }
+    if (which % 8 == 6) {
+      p.allowed_token_ids = allowed(vocab);
+      p.begin_suppress_tokens = {0, 3, 6};
+    }
     if (which % 4 == 3) {
       p.top_k = 40;
       p.top_p = 0.9f;

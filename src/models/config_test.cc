@@ -168,6 +168,29 @@ TEST(Config, Llama4HasChunksAndLayersWithoutRope) {
   EXPECT_EQ(temperature.original_context, 8192);
 }
 
+TEST(Config, Zamba2SharesItsBlocksInTurns) {
+  const auto spec = spec_of(
+      R"({"model_type": "zamba2", "num_mem_blocks": 2, "use_mem_rope": true, "use_long_context": true,
+          "use_shared_attention_adapter": true})");
+  ASSERT_TRUE(spec.ok()) << spec.status().message();
+  ASSERT_EQ(spec->layers.size(), 54u);
+  std::vector<int> hybrid;
+  for (size_t i = 0; i < 54; ++i) {
+    EXPECT_NE(spec->layers[i].find<Mamba2Spec>(), nullptr) << i;
+    if (spec->layers[i].find<AttentionSpec>() != nullptr) hybrid.push_back(static_cast<int>(i));
+  }
+  EXPECT_EQ(hybrid, (std::vector<int>{6, 12, 18, 24, 30, 36, 42, 47, 51}));
+  const AttentionSpec& a = spec->layers[12].attention();
+  EXPECT_EQ(a.input_size, 5120);
+  EXPECT_EQ(a.head_dim, 160);
+  EXPECT_EQ(a.adapter_rank, 128);
+  EXPECT_FLOAT_EQ(a.scale, 1.0f / std::sqrt(80.0f));
+  EXPECT_EQ(spec->layers[12].branches[0].sharers, (std::vector<int>{12, 24, 36, 47}));
+  EXPECT_EQ(spec->layers[24].branches[1].use, 3);
+  EXPECT_EQ(spec->max_context, 16384);
+  EXPECT_NEAR(spec->ropes.front().theta, 1e4 * std::pow(8.0, 160.0 / 158.0), 1e-3);
+}
+
 // rope_scaling of Hunyuan's files: "dynamic" with an alpha is a base, whatever the context.
 TEST(Config, HunyuansAlphaIsABase) {
   const auto spec = spec_of(

@@ -1,5 +1,6 @@
 #include "models/gguf_config.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -97,12 +98,16 @@ class Translator {
     const std::string name = prefix_ + std::string(key.gguf);
     const auto values = gguf_.get_ints(name);
     if (!values || values->empty()) return {};
+    // Layers without attention have no heads of keys (complete_family()).
+    const bool heads = key.gguf == "attention.head_count_kv";
+    int64_t value = values->front();
+    for (const int64_t v : *values) value = heads ? std::max(value, v) : value;
     for (const int64_t v : *values) {
-      if (v != values->front()) {
+      if (v != value && !(heads && v == 0)) {
         return unsupported("GGUF: '{}' differs between layers, which is not supported", name);
       }
     }
-    out_[key.config] = json::Value(values->front());
+    out_[key.config] = json::Value(value);
     return {};
   }
 

@@ -1,8 +1,10 @@
 #include "models/gguf_families.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace freshet::models {
 namespace {
@@ -64,6 +66,7 @@ class Family {
     experts();
     attention();
     encoders();
+    FRESHET_RETURN_IF_ERROR(states());
     if (architecture_ == "qwen") halve_mlp();
     if (architecture_ == "minicpm") FRESHET_RETURN_IF_ERROR(scales());
     out_["model_type"] = json::Value(type_);
@@ -170,6 +173,46 @@ class Family {
     set("local_attention", get("attention.sliding_window").value_or(128));
     for (const char* key : {"rope_theta", "rope_local_base_freq", "sliding_window"})
       out_.erase(key);
+  }
+
+  // Layers with states: which ones they are, and their sizes.
+  Status states() {
+    const auto heads = gguf_.get_ints(prefix_ + "attention.head_count_kv");
+    const bool some = heads && std::ranges::count(*heads, 0) > 0;
+    if (some && architecture_ != "lfm2")
+      return unsupported("GGUF: layers without attention in '{}' are not supported", architecture_);
+    if (architecture_ == "lfm2") {
+      json::Array types;
+      for (const int64_t count : heads.value_or(std::vector<int64_t>{}))
+        types.emplace_back(count == 0 ? "conv" : "full_attention");
+      if (types.size() > 1) set("layer_types", std::move(types));
+      if (const auto taps = get("shortconv.l_cache")) set("conv_L_cache", *taps);
+      set("block_auto_adjust_ff_dim", false);  // the file has the width as it is
+    }
+    if (architecture_ != "mamba" && architecture_ != "mamba2") return {};
+    out_.erase("num_attention_heads");
+    out_.erase("intermediate_size");
+    const int64_t inner = get("ssm.inner_size").value_or(0);
+    const int64_t rank = get("ssm.time_step_rank").value_or(0);
+    if (inner <= 0 || rank <= 0)
+      return invalid_argument("GGUF: '{}ssm.inner_size' and '{}ssm.time_step_rank' are missing",
+                              prefix_, prefix_);
+    for (const auto& [gguf, key] : {std::pair{"ssm.conv_kernel", "conv_kernel"},
+                                    {"ssm.state_size", "state_size"},
+                                    {"ssm.group_count", "n_groups"}}) {
+      if (const auto value = get(gguf)) set(key, *value);
+    }
+    set("use_conv_bias", has("blk.0.ssm_conv1d.bias"));
+    set("use_bias", has("blk.0.ssm_in.bias"));
+    if (architecture_ == "mamba2") {
+      set("num_heads", rank);
+      set("head_dim", inner / rank);
+      return {};
+    }
+    set("intermediate_size", inner);
+    set("time_step_rank", rank);
+    if (gguf_.get_bool(prefix_ + "ssm.dt_b_c_rms").value_or(false)) type_ = "falcon_mamba";
+    return {};
   }
 
   // feed_forward_length counts gate and up together.

@@ -1,6 +1,7 @@
 #include "quantizer/export_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "quantizer/gguf_hyperparameters.h"
@@ -199,16 +200,61 @@ Status ExportPlanner::branch(const MlaSpec&, int) {
   return unsupported("converting latent attention to GGUF is not supported");
 }
 
-Status ExportPlanner::branch(const ShortConvSpec&, int) {
-  return unsupported("converting short convolutions to GGUF is not supported");
+// A tensor in F32, of another shape than its source.
+Status ExportPlanner::values(Role role, int layer, const char* suffix, const TensorSource& source,
+                             std::vector<int64_t> shape) {
+  Planned p;
+  FRESHET_ASSIGN_OR_RETURN(p.values, reader_.values(source, source.elements()));
+  used_.insert(source.name);
+  p.name = gguf_name(role, layer, suffix);
+  p.shape = std::move(shape);
+  out_.push_back(std::move(p));
+  return {};
 }
 
-Status ExportPlanner::branch(const MambaSpec&, int) {
-  return unsupported("converting Mamba layers to GGUF is not supported");
+// What layers with states have beside matrices: a convolution [channels, taps], rates of decay with
+// their sign (`decay`: their shape; empty: none), and others.
+Status ExportPlanner::state_vectors(int layer, std::vector<int64_t> decay) {
+  FRESHET_RETURN_IF_ERROR(linear(Role::kStateConv, layer));
+  for (Planned& p : out_) {
+    if (p.name == gguf_name(Role::kStateConv, layer, ".weight") && p.shape.size() == 3)
+      p.shape = {p.shape[0], p.shape[2]};
+  }
+  if (decay.empty()) return {};
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* a, reader_.require(Role::kStateA, ".weight", layer));
+  const bool scalar = decay.back() == 1;
+  FRESHET_RETURN_IF_ERROR(values(Role::kStateA, layer, "", *a, std::move(decay)));
+  for (float& rate : out_.back().values) rate = -std::exp(rate);
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* d, reader_.require(Role::kStateD, ".weight", layer));
+  std::vector<int64_t> shape = {d->elements()};
+  if (scalar) shape.push_back(1);
+  return values(Role::kStateD, layer, "", *d, std::move(shape));
 }
 
-Status ExportPlanner::branch(const Mamba2Spec&, int) {
-  return unsupported("converting Mamba-2 layers to GGUF is not supported");
+Status ExportPlanner::branch(const ShortConvSpec& conv, int layer) {
+  if (conv.bias) return unsupported("'conv_bias' has no place in a GGUF file");
+  FRESHET_RETURN_IF_ERROR(linear(Role::kStateIn, layer));
+  FRESHET_RETURN_IF_ERROR(linear(Role::kStateOut, layer));
+  return state_vectors(layer, {});
+}
+
+Status ExportPlanner::branch(const MambaSpec& mamba, int layer) {
+  for (const Role role : {Role::kStateIn, Role::kStateX, Role::kStateDt, Role::kStateOut})
+    FRESHET_RETURN_IF_ERROR(linear(role, layer));
+  return state_vectors(layer, {mamba.inner, mamba.state});
+}
+
+Status ExportPlanner::branch(const Mamba2Spec& mamba, int layer) {
+  FRESHET_RETURN_IF_ERROR(linear(Role::kStateIn, layer));
+  FRESHET_RETURN_IF_ERROR(linear(Role::kStateOut, layer));
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* norm,
+                           reader_.require(Role::kStateNorm, ".weight", layer));
+  FRESHET_RETURN_IF_ERROR(values(Role::kStateNorm, layer, ".weight", *norm,
+                                 {mamba.groups, mamba.inner() / mamba.groups}));
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* bias,
+                           reader_.require(Role::kStateDtBias, ".weight", layer));
+  add(Role::kStateDtBias, layer, ".bias", *bias);
+  return state_vectors(layer, {mamba.heads, 1});
 }
 
 Status ExportPlanner::branch(const DeltaNetSpec&, int) {

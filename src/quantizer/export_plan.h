@@ -68,6 +68,9 @@ class ExportPlanner {
   Status branch(const DeltaNetSpec& net, int layer);
   Status branch(const LightningSpec& attention, int layer);
   Status branch(const LinearSpec& linear, int layer);
+  Status values(models::Role role, int layer, const char* suffix,
+                const loader::TensorSource& source, std::vector<int64_t> shape);
+  Status state_vectors(int layer, std::vector<int64_t> decay);
   Status stacked(const MoeSpec& moe, models::Role own, models::Role together, int layer);
   Status split_gate_up(const loader::TensorSource& source, int layer);
   void divisors();

@@ -62,7 +62,36 @@ class FamilyKeys {
     return {};
   }
 
+  // Layers with states, which are all alike.
+  Status states() {
+    for (const LayerSpec& layer : spec_.layers) {
+      if (const auto* conv = layer.find<ShortConvSpec>()) {
+        u32("shortconv.l_cache", conv->taps);
+        return {};
+      }
+      if (const auto* m = layer.find<MambaSpec>()) {
+        ssm(m->taps, m->inner, m->state, m->dt_rank);
+        out_.add_bool(key("ssm.dt_b_c_rms"), m->inner_norm.has_value());
+        return {};
+      }
+      if (const auto* m = layer.find<Mamba2Spec>()) {
+        if (m->dt_max > 0)
+          return unsupported("'time_step_limit' has no place in a GGUF file of this architecture");
+        ssm(m->taps, m->inner(), m->state, m->heads);
+        u32("ssm.group_count", m->groups);
+        return {};
+      }
+    }
+    return {};
+  }
+
  private:
+  void ssm(int taps, int inner, int state, int rank) {
+    u32("ssm.conv_kernel", taps);
+    u32("ssm.inner_size", inner);
+    u32("ssm.state_size", state);
+    u32("ssm.time_step_rank", rank);
+  }
   std::string key(std::string_view name) const { return architecture_ + "." + std::string(name); }
   void u32(std::string_view name, int64_t v) { out_.add_u32(key(name), static_cast<uint32_t>(v)); }
 
@@ -83,6 +112,7 @@ Status add_family(const json::Value& config, const ModelSpec& spec, const std::s
   if (is({"glm4moe", "ernie4_5-moe", "minimax-m2", "olmoe"})) {
     FRESHET_RETURN_IF_ERROR(keys.experts());
   }
+  FRESHET_RETURN_IF_ERROR(keys.states());
   if (architecture == "smollm3") FRESHET_RETURN_IF_ERROR(keys.ropes());
   if (architecture == "falcon" && !spec.layers.front().parallel) {
     return unsupported("converting a falcon without 'parallel_attn' to GGUF is not supported");

@@ -5,6 +5,7 @@
 #include <numbers>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "quantizer/gguf_families.h"
 
@@ -54,6 +55,9 @@ constexpr std::pair<std::string_view, std::string_view> kArchitectures[] = {
     {"qwen2_vl_text", "qwen2vl"},
     {"qwen2_5_vl_text", "qwen2vl"},
     {"qwen3_vl_text", "qwen3vl"},
+    {"lfm2", "lfm2"},
+    {"mamba", "mamba"},
+    {"mamba2", "mamba2"},
 };
 
 class Keys {
@@ -121,6 +125,34 @@ void add_experts(const ModelSpec& spec, Keys& keys) {
   }
 }
 
+const AttentionSpec* first_attention(const ModelSpec& spec) {
+  for (const LayerSpec& layer : spec.layers) {
+    if (const AttentionSpec* a = layer.find<AttentionSpec>()) return a;
+  }
+  return nullptr;
+}
+
+// In hybrids, layers without attention have no heads of keys.
+void add_attention(const ModelSpec& spec, Keys& keys) {
+  const AttentionSpec* const a = first_attention(spec);
+  keys.u32("attention.head_count", a == nullptr ? 0 : a->heads);
+  if (a == nullptr) return;
+  std::vector<int32_t> kv_heads;
+  bool all = true;
+  for (const LayerSpec& layer : spec.layers) {
+    const AttentionSpec* const own = layer.find<AttentionSpec>();
+    kv_heads.push_back(own == nullptr ? 0 : own->kv_heads);
+    all = all && own != nullptr;
+  }
+  if (all) {
+    keys.u32("attention.head_count_kv", a->kv_heads);
+  } else {
+    keys.i32s("attention.head_count_kv", kv_heads);
+  }
+  keys.u32("attention.key_length", a->head_dim);
+  keys.u32("attention.value_length", a->value_dim);
+}
+
 // The width of the model's MLPs; models with experts in every layer have this key as well.
 int64_t mlp_width(const json::Value& config, const ModelSpec& spec) {
   int64_t experts = 0;
@@ -128,6 +160,7 @@ int64_t mlp_width(const json::Value& config, const ModelSpec& spec) {
     if (const MlpSpec* mlp = layer.find<MlpSpec>()) return mlp->ff;
     if (const MoeSpec* moe = layer.find<MoeSpec>()) experts = moe->expert_ff;
   }
+  if (experts == 0 && first_attention(spec) == nullptr) return 0;  // Mamba
   return config.get_int("intermediate_size", experts);
 }
 
@@ -148,8 +181,9 @@ void add_scales(const json::Value& config, const std::string& architecture, cons
   if (architecture == "cohere2") keys.f32("logit_scale", static_cast<double>(spec.logits_scale));
   if (architecture == "gptneox")
     keys.flag("use_parallel_residual", config.get_bool("use_parallel_residual", true));
-  const AttentionSpec& a = spec.layers.front().attention();
-  if (a.softcap > 0) keys.f32("attn_logit_softcapping", static_cast<double>(a.softcap));
+  const AttentionSpec* const a = first_attention(spec);
+  if (a != nullptr && a->softcap > 0)
+    keys.f32("attn_logit_softcapping", static_cast<double>(a->softcap));
   if (spec.logits_softcap > 0)
     keys.f32("final_logit_softcapping", static_cast<double>(spec.logits_softcap));
 }
@@ -169,22 +203,18 @@ Status add_hyperparameters(const json::Value& config, const ModelSpec& spec,
   int window = 0, rope = -1;
   for (const LayerSpec& layer : spec.layers) {
     const AttentionSpec* const a = layer.find<AttentionSpec>();
-    if (a == nullptr) return unsupported("converting layers without attention is not supported");
+    if (a == nullptr) continue;
     window = std::max(window, a->window);
     // If layers use different RoPE settings, the plain key describes full attention.
     if (a->rope >= 0 && (rope < 0 || a->window == 0)) rope = a->rope;
   }
-  const AttentionSpec& a = spec.layers.front().attention();
   Keys keys(architecture, out);
   keys.u32("vocab_size", spec.vocab_size);
   keys.u32("context_length", spec.max_context);
   keys.u32("embedding_length", spec.hidden_size);
   keys.u32("block_count", std::ssize(spec.layers));
   keys.u32("feed_forward_length", mlp_width(config, spec));
-  keys.u32("attention.head_count", a.heads);
-  keys.u32("attention.head_count_kv", a.kv_heads);
-  keys.u32("attention.key_length", a.head_dim);
-  keys.u32("attention.value_length", a.value_dim);
+  add_attention(spec, keys);
   const NormSpec norm = spec.final_norm.value_or(NormSpec{});
   keys.f32(norm.kind == ops::NormKind::kRms ? "attention.layer_norm_rms_epsilon"
                                             : "attention.layer_norm_epsilon",

@@ -55,6 +55,22 @@ class States(QuantizeCase):
                         served = self.distance(base, self.logits(out, ids, served=True))
                         self.assertLess(served * 2 ** bits, 48)
 
+    def test_gguf_files_are_the_same_models(self):
+        ids = self.ids()
+        for name, architecture in (("lfm2", "lfm2"), ("mamba", "mamba"), ("mamba2", "mamba2")):
+            model, out = os.path.join(SEEDED, name), self.path(name + ".gguf")
+            self.succeeds("convert", model, "-o", out, "--type", "bf16")
+            about = json.loads(self.succeeds("inspect", out, "--metadata"))
+            self.assertEqual(about["general.architecture"], architecture)
+            layers = json.loads(self.succeeds("inspect", out, "--json"))["layers"]
+            self.assertEqual(layers, json.loads(self.succeeds("inspect", model, "--json"))["layers"])
+            base = self.logits(model, ids)
+            self.assertLess(self.distance(base, self.logits(out, ids)), 1e-6, name)
+            # Small tensors stay as they are where matrices are quantised.
+            small = self.path(name + "-q8.gguf")
+            self.succeeds("convert", model, "-o", small, "--type", "Q8_0")
+            self.assertLess(self.distance(base, self.logits(small, ids)), 0.05, name)
+
     def test_what_is_not_done_says_so(self):
         ids = self.ids()
         for name, reason in (("qwen3-next", "linear attention"), ("minimax", "linear attention"),
