@@ -299,9 +299,10 @@ Status Report::add(const Row& row) {
 std::pair<std::string, std::string> md_limits(const Row& row) {
   const eval::BenchResult& r = row.result;
   const auto share = [&](double work, double limit) {
-    const double rate = work / r.median_s();
-    return limit > 0.0 ? fmt::format("{:.1f} ({:.0f} %)", rate / 1e9, 100.0 * rate / limit)
-                       : fmt::format("{:.1f}", rate / 1e9);
+    const double rate = work / r.median_s(), percent = limit > 0.0 ? 100.0 * rate / limit : 0.0;
+    const std::string number = fmt::format("{:.{}f}", rate / 1e9, rate < 1e11 ? 1 : 0);
+    // Far beyond the limit, something else took the machine while the limit was measured.
+    return limit > 0.0 && percent < 999.5 ? fmt::format("{} ({:.0f} %)", number, percent) : number;
   };
   return {share(r.work.bytes, row.ceilings.read),
           share(r.work.operations, row.ceilings.operations)};
