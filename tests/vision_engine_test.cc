@@ -362,6 +362,38 @@ TEST_P(VisionEngine, StepsRunBetweenLayersOfTheTower) {
   }
 }
 
+// A text whose keys are evicted, in the same steps as a picture. It is refused where tokens of a
+// picture see later ones, and where there are states or an encoder.
+TEST_P(VisionEngine, TextsThatEvictRunBesidePictures) {
+  if (on_gpu()) GTEST_SKIP() << "keys are evicted on the CPU";
+  const std::string name = GetParam();
+  EngineOptions o;
+  o.kv_cache_dtype = "f32";  // small heads gain nothing from 4 bits beside 16
+  const auto engine = load(o);
+  ASSERT_NE(engine, nullptr);
+  for (const char* policy : {R"({"policy": "mikv", "budget": 24, "interval": 8})",
+                             R"({"policy": "h2o", "budget": 24, "interval": 8})"}) {
+    Request text;
+    for (int i = 0; i < 60; ++i) text.prompt.push_back(4 + i * 7 % 13);
+    text.params.max_tokens = 40;
+    text.params.ignore_eos = true;
+    text.params.logprobs = 1;
+    text.params.temperature = 0.0f;
+    text.kv_eviction = policy;
+    const bool refused = engine->check(text).has_value();
+    EXPECT_EQ(refused, name == "gemma3-vision" || name == "qwen3-5-vision" || name == "mllama")
+        << policy << (refused ? engine->check(text)->message : "");
+    if (refused) continue;
+    const std::vector<Outcome> alone = run(*engine, {text}, false);
+    const Request picture = request_of(*engine, 2, 1);
+    const std::vector<Outcome> seen = run(*engine, {picture}, false);
+    const std::vector<Outcome> both = run(*engine, {text, picture}, true);
+    expect_same(both[0], alone[0], policy);
+    expect_same(both[1], seen[0], policy);
+    EXPECT_GT(engine->stats().kv_evictions, 2);
+  }
+}
+
 TEST_P(VisionEngine, RefusesWhatDoesNotFit) {
   const auto engine = load();
   ASSERT_NE(engine, nullptr);

@@ -40,6 +40,7 @@ Result<quantizer::Calibration> run_text(const Options& o, const std::string& tex
   c.folder = folder.empty() ? "." : folder.string();
   c.dataset = std::filesystem::path(text).filename().string();
   c.chunk_size = static_cast<uint32_t>(o.windows.length);
+  c.matrix = !o.output.empty();
   ProgressLine progress;
   c.progress = [&](double fraction) {
     progress.update("calibrating", fraction);

@@ -27,6 +27,10 @@ std::optional<RequestError> find_retention_error(const Request& r, const Request
     return wrong("kv_eviction", "kv_eviction does not go with embeddings, which generate nothing");
   const auto schedule = eviction_schedule(**policy, *limits.cache);
   if (!schedule.ok()) return wrong("kv_eviction", "{}", schedule.status().message());
+  if (schedule->rules.recodes && limits.sparse.selects()) {
+    return wrong("kv_eviction",
+                 "kv_eviction with mikv does not go with a server of --sparse-attention");
+  }
   return {};
 }
 

@@ -25,6 +25,7 @@ bool sees_all(const KvCacheSpec& spec, int group, bool (*allowed)(const ops::KvS
   const KvGroup& g = spec.groups[static_cast<size_t>(group)];
   if (g.kind != KvKind::kTokens || g.cross > 0 || g.window > 0 || g.chunk > 0 || g.two_way)
     return false;
+  if (g.spans != SpanUse::kNone) return false;  // tokens of a picture see later ones
   return std::ranges::all_of(g.layers, [&](int layer) {
     const ops::KvShape& shape = spec.layers[static_cast<size_t>(layer)].shape;
     return !shape.biased && allowed(shape);

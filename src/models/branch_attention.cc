@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <mutex>
 #include <numeric>
 
 #include "base/log.h"
@@ -179,7 +180,8 @@ Status assemble_key_channels(WeightReader& reader, const AttentionSpec& a, int l
   const loader::TensorSource* t = find_kv_scale(reader, role, layer, ".k_channel_scale");
   if (t == nullptr) return {};
   if (reader.ops().device() != nullptr) {
-    if (layer == 0) log_info("factors of the channels of keys are not used on a GPU");
+    static std::once_flag said;
+    std::call_once(said, [] { log_info("factors of the channels of keys are not used on a GPU"); });
     return {};
   }
   FRESHET_ASSIGN_OR_RETURN(const std::vector<float> factors,

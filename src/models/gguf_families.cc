@@ -179,7 +179,8 @@ class Family {
   Status states() {
     const auto heads = gguf_.get_ints(prefix_ + "attention.head_count_kv");
     const bool some = heads && std::ranges::count(*heads, 0) > 0;
-    if (some && architecture_ != "lfm2")
+    const bool states_only = architecture_ == "mamba" || architecture_ == "mamba2";
+    if (some && !states_only && architecture_ != "lfm2")
       return unsupported("GGUF: layers without attention in '{}' are not supported", architecture_);
     if (architecture_ == "lfm2") {
       json::Array types;

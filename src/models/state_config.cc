@@ -1,5 +1,6 @@
 #include "models/state_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -8,7 +9,8 @@ namespace freshet::models {
 Mamba2Spec read_mamba2(Config& c, int hidden, float eps) {
   Mamba2Spec m;
   m.heads = c.size({"mamba_n_heads"}, 128);
-  const int inner = c.size({"mamba_d_ssm"}, c.size({"mamba_expand"}, 2) * hidden);
+  const int64_t expanded = int64_t{c.size({"mamba_expand"}, 2)} * hidden;
+  const int inner = c.size({"mamba_d_ssm"}, static_cast<int>(std::min<int64_t>(expanded, 1 << 24)));
   const json::Value* const dim = c.find({"mamba_d_head"});
   const bool given = dim != nullptr && !dim->is_string();  // not "auto"
   m.head_dim = given ? c.size({"mamba_d_head"}, 64) : inner / m.heads;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -31,9 +32,14 @@ std::vector<bool> hybrid_layers(Config& c, size_t layers) {
 
 Mamba2Spec read_mamba(Config& c, int hidden) {
   Mamba2Spec m;
-  const int inner = c.size({"mamba_expand"}, 2) * hidden;
+  const int64_t inner = int64_t{c.size({"mamba_expand"}, 2)} * hidden;
+  constexpr int64_t kMost = 1 << 24;
+  if (inner > kMost) {
+    c.fail(invalid_argument("the configuration has {} Mamba channels", inner));
+    return m;
+  }
   m.heads = c.size({"n_mamba_heads"}, 8);
-  m.head_dim = inner / m.heads;
+  m.head_dim = static_cast<int>(inner / m.heads);
   if (m.inner() != inner) {
     c.fail(
         invalid_argument("the configuration has {} channels for {} Mamba heads", inner, m.heads));
@@ -115,7 +121,8 @@ ModelSpec spec(Config& c) {
       s.layers[i].branches = {mamba};
     }
   }
-  share_blocks(s, hybrid, c.size({"num_mem_blocks"}, 1));
+  const auto uses = static_cast<int>(std::max<int64_t>(std::ranges::count(hybrid, true), 1));
+  share_blocks(s, hybrid, std::min(c.size({"num_mem_blocks"}, 1), uses));
   return s;
 }
 

@@ -80,6 +80,7 @@ void Ops::attend(const Attend& a) {
   const Matrix& q = a.heads.q.x;
   const float* others = nullptr;
   if (a.coarse.any()) {
+    FRESHET_CHECK(a.selections.empty(), "coarse tokens and selections in one step");
     others = attend_both(a.out, q, a.heads.cache, a.heads.batch, a.params, a.coarse);
   } else if (a.selections.empty()) {
     attention(a.out, q, a.heads.cache, a.heads.batch, a.params);

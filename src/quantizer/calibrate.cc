@@ -67,7 +67,10 @@ void add_kv_scales(KvScaleFile& out, const WorkingModel& working, const models::
 
 Result<Calibration> calibrate(const WorkingModel& working, const Windows& windows,
                               const CalibrateOptions& options) {
-  FRESHET_ASSIGN_OR_RETURN(const auto places, gguf_places(working));
+  std::multimap<std::string, GgufPlace> places;
+  if (options.matrix) {
+    FRESHET_ASSIGN_OR_RETURN(places, gguf_places(working));
+  }
   double fraction = 0.0;
   PartRunner::Options o;
   o.memory = options.memory;

@@ -22,6 +22,7 @@ struct CalibrateOptions {
   std::string dataset;                            // the text's name
   uint32_t chunk_size = 512;                      // tokens of a window
   std::function<bool(double fraction)> progress;  // returns false to stop; may be empty
+  bool matrix = true;  // false: only the factors, for models that have no names in GGUF files, too
 };
 
 struct Calibration {

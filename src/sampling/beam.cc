@@ -86,6 +86,11 @@ std::span<const BeamSearch::Step> BeamSearch::advance(std::span<const float> log
     }
   }
   const size_t length = beams_.front().ids.size() + 1;
+  if (best.empty()) {  // everything is forbidden: what there is, is the text
+    for (Beam& b : beams_) {
+      if (!b.ids.empty()) add_finished(std::move(b.ids), b.logprob, false);
+    }
+  }
   beams_ = std::move(next);
   if (finished_.size() >= width && !best.empty())
     done_ =

@@ -33,10 +33,9 @@ Error count(std::string_view name, int64_t v, int64_t low, int64_t high) {
 }
 
 Error find_wrong_word(std::string_view name, const std::vector<std::vector<int32_t>>& words,
-                      int64_t vocab) {
-  if (words.size() > kMaxBadWords) {
-    return wrong(name, "{} holds {} words; at most {} are allowed", name, words.size(),
-                 kMaxBadWords);
+                      int64_t vocab, size_t most) {
+  if (words.size() > most) {
+    return wrong(name, "{} holds {} words; at most {} are allowed", name, words.size(), most);
   }
   for (const std::vector<int32_t>& word : words) {
     if (word.empty() || word.size() > kMaxBadWord) {
@@ -65,8 +64,9 @@ Error find_wrong_ban(const SamplingParams& p, int64_t vocab) {
                    "begin_suppress_tokens names token {}; the model has {}", id, vocab);
     }
   }
-  if (auto e = find_wrong_word("bad_words", p.bad_words, vocab)) return e;
-  if (auto e = find_wrong_word("bad_words_ids", p.bad_words_ids, vocab)) return e;
+  if (auto e = find_wrong_word("bad_words", p.bad_words, vocab, kMaxBadWords)) return e;
+  // suppress_tokens are among them.
+  if (auto e = find_wrong_word("bad_words_ids", p.bad_words_ids, vocab, 2 * kMaxBadWords)) return e;
   return count("no_repeat_ngram_size", p.no_repeat_ngram_size, 0, 1 << 20);
 }
 

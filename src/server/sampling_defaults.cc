@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -64,6 +65,49 @@ constexpr LeftOut kLeftOut[] = {{"num_beams", 1},
                                 {"eta_cutoff", 0},
                                 {"guidance_scale", 1}};
 
+// The size of the vocabulary in the config.json beside a file; the largest id if it isn't said.
+int64_t vocabulary_beside(const std::string& path) {
+  constexpr int64_t kNotSaid = std::numeric_limits<int32_t>::max();
+  const auto file = std::filesystem::path(path).parent_path() / "config.json";
+  const auto config = json::parse_file(file.string());
+  if (!config.ok() || !config->is_object()) return kNotSaid;
+  const json::Value* const text = config->find("text_config");
+  const json::Value& own = text != nullptr && text->is_object() ? *text : *config;
+  for (const char* name : {"decoder_vocab_size", "vocab_size"}) {
+    const json::Value* const v = own.find(name);
+    if (v != nullptr && v->as_int64().value_or(0) > 0) return *v->as_int64();
+  }
+  return kNotSaid;
+}
+
+// As transformers does: ids outside of the vocabulary ban nothing, nor does a bad word that is the
+// end of the text.
+void drop_idle_bans(json::Object& defaults, const json::Value& config, int64_t vocab) {
+  const auto known = [&](const json::Value& id) {
+    const auto n = id.as_int64();
+    return !n || (*n >= 0 && *n < vocab);  // what isn't a number is refused later
+  };
+  for (const char* name : {"suppress_tokens", "begin_suppress_tokens"}) {
+    json::Value* const found = defaults.find(name);
+    if (found == nullptr || !found->is_array()) continue;
+    std::erase_if(found->as_array(), [&](const json::Value& id) { return !known(id); });
+  }
+  json::Value* const words = defaults.find("bad_words_ids");
+  if (words == nullptr || !words->is_array()) return;
+  const json::Value* const end = config.find("eos_token_id");
+  const auto ends = [&](const json::Value& id) {
+    if (end == nullptr || !id.as_int64()) return false;
+    if (!end->is_array()) return end->as_int64() == id.as_int64();
+    return std::ranges::any_of(end->as_array(),
+                               [&](const json::Value& e) { return e.as_int64() == id.as_int64(); });
+  };
+  std::erase_if(words->as_array(), [&](const json::Value& word) {
+    if (!word.is_array() || word.as_array().empty()) return false;
+    const json::Array& ids = word.as_array();
+    return !std::ranges::all_of(ids, known) || (ids.size() == 1 && ends(ids.front()));
+  });
+}
+
 // The parameters in the file that this server supports.
 Result<json::Object> json_defaults(const std::string& path) {
   json::Object defaults;
@@ -80,6 +124,7 @@ Result<json::Object> json_defaults(const std::string& path) {
     const json::Value* v = config.find(name);
     if (v != nullptr && v->is_bool() && v->as_bool()) defaults[name] = *v;
   }
+  drop_idle_bans(defaults, config, vocabulary_beside(path));
   return defaults;
 }
 

@@ -54,6 +54,13 @@ class Eviction(unittest.TestCase):
         self.assertEqual(status, 400, answer)
         self.assertIn("mikv saves nothing beside a cache of int8", answer["error"]["message"])
 
+    def test_four_bits_beside_selections(self):
+        server = self.serve("--sparse-attention", json.dumps({"policy": "quest", "budget": 64}))
+        status, answer = server.post("/v1/completions", {
+            **QUESTION, "sparse_attention": {"policy": "none"}, "kv_eviction": {"policy": "mikv", "budget": 64}})
+        self.assertEqual(status, 400, answer)
+        self.assertIn("mikv does not go with a server of --sparse-attention", answer["error"]["message"])
+
     def test_of_the_server(self):
         plain = self.serve()
         want = tokens(plain, kv_eviction=SNAP)

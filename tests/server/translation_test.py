@@ -161,6 +161,14 @@ class Forbidden(Base):
         beams = {"use_beam_search": True, "n": 2}
         self.assertEqual(self.ids(server, **beams), self.ids(plain, bad_words_ids=[[first]], **beams))
         self.assertEqual(self.ids(server, bad_words_ids=[]), self.ids(plain))
+        # As in transformers, unknown ids ban nothing, and the end of a text is no bad word.
+        idle = make_model(os.path.join(self.temporary.name, "idle"), {
+            "bad_words_ids": [[first], [77], [500], [4, 500]], "eos_token_id": 77, "suppress_tokens": [-1, 96],
+            "begin_suppress_tokens": [220]})
+        server = serving.Server("--max-model-len", "60", "--disable-access-log", model=idle, template=None)
+        self.addCleanup(server.stop)
+        self.assertEqual(self.ids(server), self.ids(plain, bad_words_ids=[[first]]))
+        self.assertLess(len(self.ids(server, ignore_eos=False, logit_bias={"77": 100})), 8)
 
     def test_what_is_left_out_is_said(self):
         self.assertIn("also asks for num_beams 4, forced_eos_token_id 2", self.server.log())

@@ -137,7 +137,8 @@ void Beams::end() {
     Delta& delta = deltas.emplace_back();
     delta.index = static_cast<int>(deltas.size()) - 1;
     delta.finish = FinishReason::kError;
-    delta.error = internal_error("no token can be chosen: every logit is minus infinity or NaN");
+    delta.error = internal_error(
+        "no token can be chosen: every token is forbidden, or its logit is minus infinity or NaN");
   }
   close();
   services_.scheduler.cancel(live_.id);

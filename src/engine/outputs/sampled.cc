@@ -496,7 +496,8 @@ Delta Sampled::take_accepted(Sample& sample) {
     delta.finish = FinishReason::kStop;
   } else {
     delta.finish = FinishReason::kError;
-    delta.error = internal_error("no token can be chosen: every logit is minus infinity or NaN");
+    delta.error = internal_error(
+        "no token can be chosen: every token is forbidden, or its logit is minus infinity or NaN");
   }
   return delta;
 }
