@@ -17,7 +17,7 @@ namespace {
 // Increment it if the layout of a block changes, or what is computed for it.
 constexpr int kBlockLayout = 1;
 // Without a host tier, the buffer between the cache and the disk.
-constexpr size_t kWriteBuffer = size_t{64} << 20;
+constexpr size_t kWriteBuffer = size_t{256} << 20;
 constexpr size_t kDeviceWriteBuffer = size_t{1} << 30;
 constexpr size_t kLeastBlocks = 16;
 constexpr double kDeviceWriteRate = 20e9;  // bytes a second that leave a device

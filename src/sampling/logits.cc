@@ -71,7 +71,7 @@ FRESHET_INLINE_BODY void exp_of(F (&x)[kCount]) {
     I bits, power;
     std::memcpy(&bits, &p[i], sizeof bits);
     std::memcpy(&power, &shifted[i], sizeof power);
-    bits += (power - std::bit_cast<int32_t>(kRound)) << 23;
+    bits += (power - std::bit_cast<uint32_t>(kRound)) << 23;  // modulo 2^32: far values are 0
     F result;
     std::memcpy(&result, &bits, sizeof result);
     x[i] = x[i] > -87.0f ? result : F{};  // NaN: 0
@@ -85,7 +85,7 @@ constexpr double kUnits = static_cast<double>(Weight{1} << kWeightBits), kWhole 
 // memory. (Sizes that depend on a parameter are ignored by GCC 12.)
 struct Lanes4 {
   using Floats = float __attribute__((vector_size(16)));
-  using Ints = int32_t __attribute__((vector_size(16)));
+  using Ints = uint32_t __attribute__((vector_size(16)));
   using Doubles = double __attribute__((vector_size(16)));
   using Weights = Weight __attribute__((vector_size(16)));
   static FRESHET_INLINE_BODY void widen(const Floats& v, Doubles& low, Doubles& high) {
@@ -95,7 +95,7 @@ struct Lanes4 {
 };
 struct Lanes8 {
   using Floats = float __attribute__((vector_size(32)));
-  using Ints = int32_t __attribute__((vector_size(32)));
+  using Ints = uint32_t __attribute__((vector_size(32)));
   using Doubles = double __attribute__((vector_size(32)));
   using Weights = Weight __attribute__((vector_size(32)));
   static FRESHET_INLINE_BODY void widen(const Floats& v, Doubles& low, Doubles& high) {
@@ -105,7 +105,7 @@ struct Lanes8 {
 };
 struct Lanes16 {
   using Floats = float __attribute__((vector_size(64)));
-  using Ints = int32_t __attribute__((vector_size(64)));
+  using Ints = uint32_t __attribute__((vector_size(64)));
   using Doubles = double __attribute__((vector_size(64)));
   using Weights = Weight __attribute__((vector_size(64)));
   static FRESHET_INLINE_BODY void widen(const Floats& v, Doubles& low, Doubles& high) {
@@ -228,7 +228,7 @@ int32_t argmax(std::span<const float> logits, const LogitScratch& s) {
 
 float exp_fraction(float x) {
   float y[] = {x};
-  exp_of<float, int32_t>(y);
+  exp_of<float, uint32_t>(y);
   return y[0];
 }
 
