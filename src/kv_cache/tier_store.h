@@ -3,9 +3,9 @@
 // store() copies a block into a slot of the host tier at once, on the caller's thread; a writer
 // thread, which on the CPU gives way to those that compute, takes it from there to the disk. If the
 // buffer is full because the writer is behind, or the bandwidth budget is spent, the block is left
-// out. Loads run on reader threads, which write
-// straight into the blocks of the cache: from slots, or from files with one call for all layers.
-// Destroying the store drops loads that wait and writes what is queued for the disk.
+// out. Loads run on reader threads, which write straight into the blocks of the cache: from slots,
+// or from files with one call for all layers. Destroying the store drops loads that wait and writes
+// what is queued for the disk.
 //
 // A cache on a device is copied by two lanes (ops/copy_lane.h), and the host tier is in memory that
 // they reach. store() then only lists the block; before_step() starts the copies, behind the steps
