@@ -237,17 +237,32 @@ TEST(Retention, RefusesWhatItDoesNotKnow) {
   EXPECT_FALSE(make_retention(R"({"policy": "pyramidkv", "budget": 64, "decay": 0})").ok());
 }
 
-TEST(Retention, CompactionLeavesTheTreeAndDropsTheRest) {
-  BlockCache::Options o;
-  o.groups = {{0, 12}, {0, 12}};
-  BlockCache cache(std::move(o));
-  std::vector<int32_t> tokens(100);
-  std::iota(tokens.begin(), tokens.end(), 0);
+// A computed prompt of 100 tokens in two groups of `blocks` blocks.
+struct Prompt {
+  explicit Prompt(int32_t blocks) : cache(options(blocks)), tokens(100) {
+    std::iota(tokens.begin(), tokens.end(), 0);
+    EXPECT_EQ(cache.begin(table, "", tokens, copies), 0);
+    EXPECT_TRUE(cache.reserve(table, 0, 100, copies));
+    cache.computed(table, tokens, 100);
+  }
+  static BlockCache::Options options(int32_t blocks) {
+    BlockCache::Options o;
+    o.groups = {{0, blocks}, {0, blocks}};
+    return o;
+  }
+
+  BlockCache cache;
+  std::vector<int32_t> tokens;
   std::vector<BlockCopy> copies;
   BlockTable table;
-  EXPECT_EQ(cache.begin(table, "", tokens, copies), 0);
-  ASSERT_TRUE(cache.reserve(table, 0, 100, copies));
-  cache.computed(table, tokens, 100);
+};
+
+TEST(Retention, CompactionLeavesTheTreeAndDropsTheRest) {
+  Prompt p(12);
+  BlockCache& cache = p.cache;
+  BlockTable& table = p.table;
+  std::vector<int32_t>& tokens = p.tokens;
+  std::vector<BlockCopy>& copies = p.copies;
   std::vector<std::vector<int32_t>> before;
   const std::vector<int32_t> kept = {40, 0};
   ASSERT_TRUE(cache.compact(table, 100, kept, before));
@@ -279,16 +294,11 @@ TEST(Retention, CompactionLeavesTheTreeAndDropsTheRest) {
 
 // What is dropped goes to whole blocks of the same pool, of which each holds 3 x 16 tokens.
 TEST(Retention, CompactionKeepsTheRestInFewerBlocks) {
-  BlockCache::Options o;
-  o.groups = {{0, 16}, {0, 16}};
-  BlockCache cache(std::move(o));
-  std::vector<int32_t> tokens(100);
-  std::iota(tokens.begin(), tokens.end(), 0);
-  std::vector<BlockCopy> copies;
-  BlockTable table;
-  EXPECT_EQ(cache.begin(table, "", tokens, copies), 0);
-  ASSERT_TRUE(cache.reserve(table, 0, 100, copies));
-  cache.computed(table, tokens, 100);
+  Prompt p(16);
+  BlockCache& cache = p.cache;
+  BlockTable& table = p.table;
+  std::vector<int32_t>& tokens = p.tokens;
+  std::vector<BlockCopy>& copies = p.copies;
   std::vector<std::vector<int32_t>> before;
   const std::vector<int32_t> kept = {40, 0}, parts = {3, 0};
   ASSERT_TRUE(cache.compact(table, 100, kept, before, parts));

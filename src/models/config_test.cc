@@ -191,6 +191,18 @@ TEST(Config, Zamba2SharesItsBlocksInTurns) {
   EXPECT_NEAR(spec->ropes.front().theta, 1e4 * std::pow(8.0, 160.0 / 158.0), 1e-3);
 }
 
+TEST(Config, SizesOfStatesThatNoNumberHolds) {
+  for (const char* config :
+       {R"({"model_type": "zamba2", "hidden_size": 1048576, "mamba_expand": 1048576})",
+        R"({"model_type": "bamba", "hidden_size": 1048576, "mamba_expand": 1048576})"}) {
+    EXPECT_FALSE(spec_of(config).ok()) << config;
+  }
+  // More blocks than uses are as many blocks.
+  const auto spec = spec_of(R"({"model_type": "zamba2", "num_mem_blocks": 16777216})");
+  ASSERT_TRUE(spec.ok()) << spec.status().message();
+  EXPECT_EQ(spec->layers[12].branches[0].sharers, (std::vector<int>{12}));
+}
+
 // rope_scaling of Hunyuan's files: "dynamic" with an alpha is a base, whatever the context.
 TEST(Config, HunyuansAlphaIsABase) {
   const auto spec = spec_of(

@@ -86,7 +86,8 @@ std::span<const BeamSearch::Step> BeamSearch::advance(std::span<const float> log
     }
   }
   const size_t length = beams_.front().ids.size() + 1;
-  if (best.empty()) {  // everything is forbidden: what there is, is the text
+  // Where everything is forbidden the text ends; logits without a number are a fault.
+  if (best.empty() && std::ranges::any_of(logits, [](float x) { return std::isfinite(x); })) {
     for (Beam& b : beams_) {
       if (!b.ids.empty()) add_finished(std::move(b.ids), b.logprob, false);
     }

@@ -45,7 +45,8 @@ class BeamSearch {
 
   int live() const { return static_cast<int>(beams_.size()); }  // rows that advance() needs
   // logits: [live(), vocab], raw. Returns the beams that go on: fewer than `width` only if there
-  // are not that many continuations. Empty: no token is possible.
+  // are not that many continuations. Empty: no token is possible. If that is because of the bans,
+  // the texts so far are finished, otherwise they are dropped.
   std::span<const Step> advance(std::span<const float> logits);
   bool done() const { return done_; }
   // Ends the search; live beams count as finished. Best first, at most `width`.

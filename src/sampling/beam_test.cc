@@ -149,6 +149,36 @@ TEST(BeamSearch, EndsWhenNothingCanFollow) {
   const std::vector<float> none(kVocab, -INFINITY);
   EXPECT_TRUE(beams.advance(none).empty());
   EXPECT_TRUE(beams.done());
+  EXPECT_TRUE(beams.finish().empty());
+}
+
+TEST(BeamSearch, TextsEndWhereEverythingIsForbidden) {
+  SamplingParams params;
+  params.no_repeat_ngram_size = 1;
+  for (const bool renormalize : {false, true}) {
+    BeamSearch beams({.width = 2,
+                      .stop_ids = {},
+                      .bans = TokenBans(params, kVocab, {}),
+                      .renormalize = renormalize},
+                     kVocab);
+    const std::vector<float> row(kVocab, 0.5f);
+    while (!beams.done()) {
+      std::vector<float> logits;
+      for (int beam = 0; beam < beams.live(); ++beam)
+        logits.insert(logits.end(), row.begin(), row.end());
+      beams.advance(logits);
+    }
+    const std::vector<BeamHypothesis> found = beams.finish();
+    ASSERT_EQ(found.size(), 2u);
+    for (const BeamHypothesis& h : found) EXPECT_EQ(h.ids.size(), static_cast<size_t>(kVocab));
+  }
+}
+
+TEST(BeamSearch, LogitsWithoutANumberLeaveNoText) {
+  BeamSearch beams({.width = 1, .stop_ids = {}}, kVocab);
+  beams.advance(std::vector<float>(kVocab, 0.5f));
+  EXPECT_TRUE(beams.advance(std::vector<float>(kVocab, NAN)).empty());
+  EXPECT_TRUE(beams.finish().empty());
 }
 
 }  // namespace

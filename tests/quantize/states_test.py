@@ -71,6 +71,12 @@ class States(QuantizeCase):
             self.succeeds("convert", model, "-o", small, "--type", "Q8_0")
             self.assertLess(self.distance(base, self.logits(small, ids)), 0.05, name)
 
+    def test_factors_of_keys_need_no_names_of_gguf_files(self):
+        ids, model, out = self.ids(), os.path.join(SEEDED, "jamba"), self.path("scales.safetensors")
+        self.succeeds("calibrate", model, ids, "--kv-scales", out)
+        self.assertTrue(any(name.endswith(".k_channel_scale") for name in read_tensors(out)))
+        self.assertIn("jamba", self.fails(2, "calibrate", model, ids, "-o", self.path("matrix.gguf")))
+
     def test_what_is_not_done_says_so(self):
         ids = self.ids()
         for name, reason in (("qwen3-next", "linear attention"), ("minimax", "linear attention"),
