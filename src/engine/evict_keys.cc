@@ -6,24 +6,7 @@
 namespace freshet::engine {
 namespace {
 
-using kv_cache::kBlockTokens;
 using kv_cache::KeyScores;
-
-int64_t whole_blocks(int64_t slots) {
-  return (slots + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
-}
-
-// Makes room for the sums of `slots` slots.
-void widen(KeyScores::Layer& layer, int kv_heads, int64_t slots) {
-  const int64_t stride = whole_blocks(slots);
-  if (layer.stride >= stride) return;
-  std::vector<int64_t> sums(static_cast<size_t>(kv_heads * stride));
-  for (int h = 0; layer.stride > 0 && h < kv_heads; ++h) {
-    std::copy_n(layer.sums.begin() + h * layer.stride, layer.stride, sums.begin() + h * stride);
-  }
-  layer.sums = std::move(sums);
-  layer.stride = stride;
-}
 
 // The slots of [0, slots) that are not among those of `kept`, which are ascending.
 void list_others(std::span<const int32_t> kept, int32_t slots, int32_t* to) {
@@ -40,7 +23,7 @@ void list_others(std::span<const int32_t> kept, int32_t slots, int32_t* to) {
 // Moves the sums of the kept slots to where these are now.
 void keep_sums(const KeyScores::Layer& from, const int32_t* kept, int heads, int32_t count,
                KeyScores::Layer& to) {
-  widen(to, heads, count);
+  to.widen(heads, count);
   for (int64_t h = 0; h < heads; ++h) {
     for (int32_t slot = 0; slot < count; ++slot) {
       to.sums[static_cast<size_t>(h * to.stride + slot)] =
@@ -58,7 +41,7 @@ void reserve_scores(const KvCacheSpec& cache, const kv_cache::EvictionSchedule& 
     if (schedule.budgets[g] == 0) continue;
     for (const int layer : cache.groups[g].layers) {
       const auto i = static_cast<size_t>(layer);
-      widen(scores.layers[i], cache.layers[i].shape.kv_heads, slots[g]);
+      scores.layers[i].widen(cache.layers[i].shape.kv_heads * scores.queries, slots[g]);
     }
   }
 }

@@ -41,6 +41,10 @@ constexpr Policy kPolicies[] = {
     {"gemma2", R"({"policy": "h2o", "budget": 30, "interval": 8})"},
     {"gpt-oss", R"({"policy": "snapkv", "budget": 30, "window": 8, "interval": 8})"},
     {"deepseek-v3", R"({"policy": "rkv", "budget": 30, "interval": 8})"},
+    {"llama", R"({"policy": "snapkv", "budget": 30, "window": 8, "interval": 8})", "int4"},
+    {"gemma2", R"({"policy": "h2o", "budget": 30, "interval": 8})", "int4"},
+    {"gpt-oss", R"({"policy": "keydiff", "budget": 30, "interval": 8})", "k8v4"},
+    {"llama", R"({"policy": "streaming", "budget": 36, "interval": 8})", "k8v4"},
     // In F16 so small heads take as many bytes as two in 4 bits.
     {"llama", R"({"policy": "mikv", "budget": 30, "interval": 8})", "f32"},
     {"gemma2", R"({"policy": "mikv", "budget": 20, "interval": 8})", "f32"},
@@ -119,6 +123,15 @@ class Evictions : public ::testing::TestWithParam<Policy> {
     }
   }
 
+  // Drafts of a model that keeps all keys, so that some of them are wrong.
+  static EngineOptions speculating() {
+    EngineOptions o = evicting();
+    o.speculative_config = R"({"method": "draft_model", "num_speculative_tokens": 5, "model": ")" +
+                           std::string(FRESHET_UNPACKED_DATA) + "/golden/" + GetParam().model +
+                           "\"}";
+    return o;
+  }
+
   static EngineOptions evicting() {
     EngineOptions o;
     o.kv_eviction = GetParam().json;
@@ -175,6 +188,34 @@ TEST_P(Evictions, KeepTheLaw) {
   ASSERT_NE(swapped, nullptr);
   expect_equal(run(*swapped, true, &preempted), alone, "preempted, with a host tier");
   expect_equal(run(*swapped, true, &preempted), alone, "from the host tier");
+}
+
+TEST_P(Evictions, KeepTheLawWithDrafts) {
+  EngineOptions plain = evicting();
+  plain.enable_prefix_caching = false;
+  const auto first = open(plain);
+  ASSERT_NE(first, nullptr);
+  const std::vector<Bits> alone = run(*first, false);
+
+  const auto drafting = open(speculating());
+  ASSERT_NE(drafting, nullptr);
+  expect_equal(run(*drafting, true), alone, "with drafts, batched");
+  const EngineStats stats = drafting->stats();
+  EXPECT_GT(stats.kv_evictions, kEvicting / 2);
+  EXPECT_GT(stats.speculation.accepted_tokens, 100);
+  EXPECT_GT(stats.speculation.draft_tokens - stats.speculation.accepted_tokens, 5);
+
+  EngineOptions tight = evicting();
+  tight.speculative_config =
+      R"({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1})";
+  tight.max_num_batched_tokens = 64;
+  tight.kv_cache_memory = little_memory(*first);
+  const auto crowded = open(tight);
+  ASSERT_NE(crowded, nullptr);
+  int preempted = 0;
+  expect_equal(run(*crowded, true, &preempted), alone, "with drafts, preempted");
+  EXPECT_GE(preempted, 1);
+  EXPECT_GT(crowded->stats().speculation.draft_tokens, 20);
 }
 
 TEST_P(Evictions, Act) {

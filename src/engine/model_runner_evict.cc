@@ -11,10 +11,11 @@ void ModelRunner::score(Turn& turn, const scheduler::StepItem& part, const sched
   std::vector<int32_t> slots;
   for (size_t g = 0; g < cache_.spec().groups.size(); ++g)
     slots.push_back(s.blocks.slots(static_cast<int>(g), s.evict_at));
-  reserve_scores(cache_.spec(), *s.request->eviction, slots, *s.scores);
+  kv_cache::KeyScores& scores = part.draft > 0 ? *s.draft_scores : *s.scores;
+  reserve_scores(cache_.spec(), *s.request->eviction, slots, scores);
   const int32_t end = part.first + part.count;
   turn.batch.scored.push_back({static_cast<int32_t>(turn.batch.context_len.size()) - 1,
-                               end - std::max(part.first, s.scored_from), s.scores.get()});
+                               end - std::max(part.first, s.scored_from), &scores});
 }
 
 void ModelRunner::evict(const scheduler::Eviction& e, const kv_cache::RetentionPolicy& policy) {

@@ -16,11 +16,6 @@ std::optional<RequestError> find_retention_error(const Request& r, const Request
   if (*policy == nullptr) return {};
   if (limits.cache == nullptr)
     return wrong("kv_eviction", "kv_eviction needs the CPU: on this device all keys are kept");
-  if (limits.speculates) {
-    return wrong("kv_eviction",
-                 "kv_eviction does not go with speculative decoding; run without "
-                 "--speculative-config");
-  }
   if (r.params.beam_width > 0)
     return wrong("kv_eviction", "kv_eviction does not go with beam search; use n samples");
   if (r.pooling != Pooling::kNone)

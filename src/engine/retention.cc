@@ -16,7 +16,7 @@ Status check_evictions(const KvCacheSpec& cache) {
   if (cache.state_group() >= 0)
     return unsupported(
         "kv_eviction: models with states (state-space or linear attention) keep all keys");
-  bool two_way = false, biased = false, packed = false, full = false;
+  bool two_way = false, biased = false, full = false;
   for (size_t g = 0; g < cache.groups.size(); ++g) {
     const KvGroup& group = cache.groups[g];
     if (group.cross > 0) return unsupported("kv_eviction: encoder-decoders keep all keys");
@@ -25,14 +25,10 @@ Status check_evictions(const KvCacheSpec& cache) {
     for (const int layer : group.layers) {
       const ops::KvShape& shape = cache.layers[static_cast<size_t>(layer)].shape;
       biased = biased || shape.biased;
-      packed = packed || ops::has_int4(shape.type);
     }
   }
   if (two_way) return unsupported("kv_eviction: models that read both ways keep all keys");
   if (biased) return unsupported("kv_eviction: models with a bias by distance keep all keys");
-  if (packed)
-    return unsupported(
-        "kv_eviction: caches of 4-bit numbers keep all keys; use --kv-cache-dtype int8");
   if (!full) return unsupported("kv_eviction: no layer of this model attends to all tokens");
   return {};
 }
@@ -50,7 +46,8 @@ Result<int32_t> coarse_parts(const KvCacheSpec& cache, int group) {
   return unsupported(
       "kv_eviction: mikv saves nothing beside a cache of {} with heads of {}; use {}",
       cache.type_names(group), shape.key_dim,
-      ops::info(shape.type).key.bits < 16 ? "--kv-cache-dtype f16, or int4" : "another policy");
+      ops::info(shape.type).key.bits < 16 ? "--kv-cache-dtype f16, or another policy"
+                                          : "another policy");
 }
 
 }  // namespace
@@ -95,8 +92,6 @@ Result<UsualRetention> usual_retention(const EngineOptions& options, bool on_dev
   FRESHET_ASSIGN_OR_RETURN(usual.policy, kv_cache::make_retention(options.kv_eviction));
   if (usual.policy == nullptr) return usual;
   if (on_device) return unsupported("--kv-eviction needs the CPU; use --device cpu");
-  if (!options.speculative_config.empty())
-    return invalid_argument("--kv-eviction does not go with --speculative-config");
   if (usual.policy->differs_by_layer()) cache = group_by_layer(cache);
   FRESHET_RETURN_IF_ERROR(eviction_schedule(*usual.policy, cache).status());
   if (usual.policy->rules().in_prompt)

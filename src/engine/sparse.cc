@@ -16,20 +16,20 @@ Status check_selectable(const KvCacheSpec& cache, const kv_cache::SparseAttentio
   if (cache.state_group() >= 0)
     return unsupported(
         "--sparse-attention does not go with models with states (state-space or linear attention)");
-  bool two_way = false, biased = false, latent = false, any = false, moves = false;
+  bool two_way = false, biased = false, latent = false, any = false, packed = false;
   for (size_t g = 0; g < cache.groups.size(); ++g) {
     const KvGroup& group = cache.groups[g];
     if (group.cross > 0) return unsupported("--sparse-attention does not go with encoder-decoders");
     two_way = two_way || group.two_way;
     any = any || cache.may_select(static_cast<int>(g));
-    moves = moves || cache.may_evict(static_cast<int>(g));
     for (const int layer : group.layers) {
       const ops::KvShape& shape = cache.layers[static_cast<size_t>(layer)].shape;
       biased = biased || shape.biased;
+      packed = packed || ops::has_int4(shape.type);
       latent = latent || shape.value_is_key_prefix;
     }
   }
-  if (any && !moves && sparse.policy == kv_cache::SparsePolicy::kSparq) {
+  if (any && packed && sparse.policy == kv_cache::SparsePolicy::kSparq) {
     return unsupported(
         "--sparse-attention: sparq does not read a cache of 4 bits; use quest, or another "
         "--kv-cache-dtype");

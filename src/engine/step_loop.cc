@@ -204,7 +204,10 @@ void StepLoop::draft() {
   }
   if (drafts_.empty()) return;
   const bool trees = std::ssize(drafts_) <= options_.tree_max_batch;
-  for (speculative::DraftRequest& d : drafts_) d.tree = d.tree && trees;
+  for (speculative::DraftRequest& d : drafts_) {
+    const scheduler::Sequence& s = scheduler_->sequence(d.sequence);
+    d.tree = d.tree && trees && s.request->eviction == nullptr;
+  }
   propose();
   for (size_t i = 0; i < drafts_.size(); ++i) {
     speculative::DraftRequest& d = drafts_[i];
@@ -325,7 +328,9 @@ void StepLoop::commit(StepInFlight& step) {
 
 // A step adds one token more than there are drafts.
 int32_t StepLoop::drafts_left(const scheduler::Sequence& s) const {
-  const int32_t left = s.max_tokens - (s.size() - s.prompt_tokens) - 1;
+  int32_t left = s.max_tokens - (s.size() - s.prompt_tokens) - 1;
+  // Drafts end where the next eviction is due; one that is due now comes before them.
+  if (s.evict_at > s.computed) left = std::min(left, s.evict_at - s.computed - 1);
   return options_.lengths != nullptr ? left : std::min(left, options_.max_drafts);
 }
 

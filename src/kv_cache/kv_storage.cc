@@ -35,7 +35,7 @@ bool sees_all(const KvCacheSpec& spec, int group, bool (*allowed)(const ops::KvS
 }  // namespace
 
 bool KvCacheSpec::may_evict(int group) const {
-  return sees_all(*this, group, [](const ops::KvShape& s) { return !ops::has_int4(s.type); });
+  return sees_all(*this, group, [](const ops::KvShape&) { return true; });
 }
 
 int32_t KvCacheSpec::coarse_parts(int group) const {
@@ -62,9 +62,11 @@ KvCacheSpec with_bounds(const KvCacheSpec& spec) {
 KvCacheSpec with_sums(const KvCacheSpec& spec) {
   KvCacheSpec summed = spec;
   for (size_t g = 0; g < spec.groups.size(); ++g) {
-    if (!spec.may_select(static_cast<int>(g)) || !spec.may_evict(static_cast<int>(g))) continue;
-    for (const int layer : spec.groups[g].layers)
-      summed.layers[static_cast<size_t>(layer)].shape.summed = true;
+    if (!spec.may_select(static_cast<int>(g))) continue;
+    for (const int layer : spec.groups[g].layers) {
+      ops::KvShape& shape = summed.layers[static_cast<size_t>(layer)].shape;
+      shape.summed = !ops::has_int4(shape.type);
+    }
   }
   return summed;
 }

@@ -45,7 +45,8 @@ std::span<const ops::ScoredQueries> scored_of(const Step& step, int cache_layer,
   for (const ScoredTokens& tokens : step.batch.scored) {
     kv_cache::KeyScores::Layer& layer = tokens.scores->layers[static_cast<size_t>(cache_layer)];
     if (layer.sums.empty()) continue;
-    room.push_back({tokens.sequence, tokens.queries, layer.sums.data(), layer.stride});
+    room.push_back({tokens.sequence, tokens.queries, layer.sums.data(), layer.stride,
+                    tokens.scores->queries > 1});
   }
   return room;
 }

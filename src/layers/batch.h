@@ -64,7 +64,8 @@ struct BlockTables {
 };
 
 // Key scoring: the attention weights of the last `queries` tokens of a sequence in the batch are
-// added to the sums of every layer that has a buffer for them.
+// added to the sums of every layer that has a buffer for them, together or, with as many
+// KeyScores::queries, each to its own.
 struct ScoredTokens {
   int32_t sequence = 0;
   int32_t queries = 0;

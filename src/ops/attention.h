@@ -116,8 +116,9 @@ struct Recoding {
 struct ScoredQueries {
   int32_t sequence = 0;
   int32_t queries = 0;
-  int64_t* sums = nullptr;  // [kv_heads, stride], of one layer
+  int64_t* sums = nullptr;  // [kv_heads, stride], of one layer; or [queries, kv_heads, stride]
   int64_t stride = 0;       // at least the sequence's context_len
+  bool apart = false;       // each query has sums of its own
 };
 inline constexpr float kScoreUnits = 0x1p30f;  // for a weight of 1
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "ops/hadamard.h"
 #include "ops/ops_impl.h"
 
 namespace freshet::ops {
@@ -30,14 +31,16 @@ struct ScoreTask {
 
   int group() const { return params.heads / cache.shape.kv_heads; }
   int32_t slots() const { return batch.context_len[static_cast<size_t>(scored.sequence)]; }
+  // How many sums a task has: of each query of which it has a row, or one.
+  int64_t touched() const { return scored.apart ? (kScoredRows - 1) / group() + 2 : 1; }
   static size_t floats(const KvShape& s, int64_t slots) {
     const int64_t padded = blocks_of(static_cast<int32_t>(slots)) * int64_t{kBlockTokens};
     return static_cast<size_t>(kScoredRows * (padded + s.key_dim) + kBlockTokens * s.key_dim);
   }
 
   // From row `first` on; row r is query r / group() of the scored ones with head r % group() of the
-  // KV head. sums: [slots], of these rows.
-  void run(int64_t first, float* scratch, int64_t* sums) const {
+  // KV head. sums: [touched(), stride], of these rows.
+  void run(int64_t first, float* scratch, int64_t* sums, int64_t stride) const {
     const auto rows =
         static_cast<int>(std::min<int64_t>(kScoredRows, int64_t{scored.queries} * group() - first));
     const KvShape& s = cache.shape;
@@ -51,8 +54,9 @@ struct ScoreTask {
       const int64_t row = first + r;
       const float* from =
           q.row(token + row / group()) + (kv_head * group() + row % group()) * s.key_dim;
-      std::memcpy(queries + int64_t{r} * s.key_dim, from,
-                  static_cast<size_t>(s.key_dim) * sizeof(float));
+      float* const query = queries + int64_t{r} * s.key_dim;
+      std::memcpy(query, from, static_cast<size_t>(s.key_dim) * sizeof(float));
+      if (info(s.type).key.rotated) hadamard(query, s.key_dim);
     }
     const int32_t* table = batch.block_tables + scored.sequence * batch.table_stride;
     for (int32_t b = 0; b < blocks_of(slots()); ++b) {
@@ -72,7 +76,8 @@ struct ScoreTask {
       std::fill(mine + seen, mine + end, kNoScore);
       float sink = 0.0f;
       const bool has = sink_of(token + row / group(), kv_head * group() + row % group(), sink);
-      kernel.add_weights(mine, end, has ? &sink : nullptr, sums);
+      int64_t* const to = sums + (scored.apart ? row / group() - first / group() : 0) * stride;
+      kernel.add_weights(mine, end, has ? &sink : nullptr, to);
     }
   }
 
@@ -98,9 +103,8 @@ void Ops::key_scores(const Matrix& q, const KvView& cache, const AttentionBatch&
                      const AttentionParams& params, std::span<const ScoredQueries> scored,
                      const float* others) {
   const KvShape& s = cache.shape;
-  FRESHET_CHECK(device() == nullptr && params.window == 0 && batch.ranges.empty() && !s.biased &&
-                    !has_int4(s.type),
-                "key_scores on a device, with a window, ranges or a bias, or of 4-bit numbers");
+  FRESHET_CHECK(device() == nullptr && params.window == 0 && batch.ranges.empty() && !s.biased,
+                "key_scores on a device, or with a window, ranges or a bias");
   int32_t most = 0;
   for (const ScoredQueries& part : scored) {
     const auto i = static_cast<size_t>(part.sequence);
@@ -116,25 +120,28 @@ void Ops::key_scores(const Matrix& q, const KvView& cache, const AttentionBatch&
   std::vector<float>& scratch = impl_->kv_scratch;
   scratch.resize(std::max(scratch.size(), floats * static_cast<size_t>(impl_->pool.size())));
   const AttentionKernel& layout = impl_->attention_for(s);
-  // Tasks of a KV head have sums of their own, which are whole numbers: their order changes
-  // nothing.
+  // Tasks have sums of their own, which are whole numbers: their order changes nothing.
   const int64_t padded = blocks_of(most) * int64_t{kBlockTokens};
+  const int64_t group = params.heads / s.kv_heads;
   for (const ScoredQueries& part : scored) {
-    const int64_t rows = int64_t{part.queries} * (params.heads / s.kv_heads);
-    const int64_t pieces = (rows + kScoredRows - 1) / kScoredRows;
+    const int64_t pieces = (part.queries * group + kScoredRows - 1) / kScoredRows;
+    const ScoreTask any{q, cache, batch, params, layout, *impl_->scores, part, 0, others};
+    const int64_t touched = any.touched();
     std::vector<int64_t>& sums = impl_->score_sums;
-    sums.assign(static_cast<size_t>(pieces * s.kv_heads * padded), 0);
+    sums.assign(static_cast<size_t>(pieces * s.kv_heads * touched * padded), 0);
     impl_->pool.parallel_for(pieces * s.kv_heads, [&](int64_t i, int worker) {
-      const auto head = static_cast<int>(i / pieces);
-      const ScoreTask task{q, cache, batch, params, layout, *impl_->scores, part, head, others};
+      ScoreTask task = any;
+      task.kv_head = static_cast<int>(i / pieces);
       task.run(i % pieces * kScoredRows, scratch.data() + static_cast<size_t>(worker) * floats,
-               sums.data() + i * padded);
+               sums.data() + i * touched * padded, padded);
     });
-    const int32_t slots = batch.context_len[static_cast<size_t>(part.sequence)];
+    const int32_t slots = any.slots();
     impl_->pool.parallel_for(s.kv_heads, [&](int64_t head, int) {
-      int64_t* const to = part.sums + head * part.stride;
-      for (int64_t piece = 0; piece < pieces; ++piece) {
-        const int64_t* const from = sums.data() + (head * pieces + piece) * padded;
+      for (int64_t i = 0; i < pieces * touched; ++i) {
+        const int64_t query = part.apart ? i / touched * kScoredRows / group + i % touched : 0;
+        if (query >= part.queries) continue;
+        const int64_t* const from = sums.data() + (head * pieces * touched + i) * padded;
+        int64_t* const to = part.sums + (query * s.kv_heads + head) * part.stride;
         for (int32_t slot = 0; slot < slots; ++slot) to[slot] += from[slot];
       }
     });
@@ -144,7 +151,7 @@ void Ops::key_scores(const Matrix& q, const KvView& cache, const AttentionBatch&
 void Ops::gather_kv(const KvView& cache, std::span<const int32_t> from, std::span<const int32_t> to,
                     const int32_t* kept, int32_t count) {
   const KvShape& s = cache.shape;
-  FRESHET_CHECK(device() == nullptr && !has_int4(s.type) && blocks_of(count) <= std::ssize(to),
+  FRESHET_CHECK(device() == nullptr && blocks_of(count) <= std::ssize(to),
                 "gather_kv of {} slots to {} blocks", count, to.size());
   // Through a copy, because a block may be read after it is written.
   const size_t bytes = s.block_bytes();

@@ -2,6 +2,7 @@
 // H2O, StreamingLLM ...; kv_cache/retention/). Unrelated to the LRU eviction of idle blocks
 // (kv_cache/block_cache.h).
 #include <algorithm>
+#include <utility>
 
 #include "scheduler/scheduler.h"
 
@@ -22,6 +23,7 @@ int32_t blocks_to_recode(const kv_cache::EvictionSchedule& schedule, int group, 
 // Called when the sequence has no computed tokens.
 void Scheduler::restart_evictions(Sequence& s) {
   s.scores.reset();
+  s.draft_scores.reset();
   s.evict_at = s.scored_from = kv_cache::kNeverEvicts;
   const kv_cache::EvictionSchedule* const eviction = s.request->eviction.get();
   if (eviction == nullptr) return;
@@ -39,6 +41,27 @@ void Scheduler::own_scores(Sequence& s) {
   } else if (std::ranges::any_of(s.request->sequences, shares)) {
     s.scores = std::make_shared<kv_cache::KeyScores>(*s.scores);
   }
+}
+
+// The item's queries from Sequence::scored_from on will be scored.
+void Scheduler::plan_scores(Sequence& s, const StepItem& item) {
+  const int32_t end = item.first + item.count;
+  if (end <= s.scored_from) return;
+  if (item.draft == 0) {
+    own_scores(s);
+    return;
+  }
+  s.draft_scored_from = std::max(item.first, s.scored_from);
+  s.draft_scores = std::make_shared<kv_cache::KeyScores>();
+  s.draft_scores->queries = end - s.draft_scored_from;
+}
+
+// Of a step with drafts, the scores of the tokens that stay count.
+void Scheduler::take_draft_scores(Sequence& s) {
+  const auto drafted = std::exchange(s.draft_scores, nullptr);
+  if (drafted == nullptr || s.computed <= s.draft_scored_from) return;
+  own_scores(s);
+  s.scores->add(*drafted, s.computed - s.draft_scored_from);
 }
 
 // Evictions that are due come before everything else of a step, because the next query must not see

@@ -135,8 +135,9 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
     return WaitReason::kTokenBudget;
   if (decode) {
     const auto drafts = static_cast<int32_t>(s.draft.size());
-    item.draft = std::max(
-        0, std::min({drafts, tokens - 1 - budget.decodes_left, rows - 1 - budget.decodes_left}));
+    item.draft =
+        std::max(0, std::min({drafts, tokens - 1 - budget.decodes_left,
+                              rows - 1 - budget.decodes_left, s.evict_at - item.first - 1}));
     item.count += item.draft;
   }
   if (!reserve(s, item, step)) return WaitReason::kBlocks;
@@ -144,7 +145,7 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
   if (cache_.state_group() >= 0) keep_states(s, item);
 
   const int32_t end = item.first + item.count;
-  if (end > s.scored_from) own_scores(s);
+  plan_scores(s, item);
   if (s.logits_from >= 0) item.logits = std::min(item.count, std::max(0, end - s.logits_from));
   if (end - item.draft == s.size() && s.logits) item.logits = std::max(item.logits, 1 + item.draft);
   s.planned_in = step.number;

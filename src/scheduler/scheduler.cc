@@ -365,6 +365,7 @@ void Scheduler::commit(SequenceId sequence, std::span<const int32_t> tokens) {
     s.computed = s.size() - 1;
     cache_.computed(s.blocks, s.cached_as(), s.computed, s.sharable(s.computed));
   }
+  take_draft_scores(s);
   cache_.settle(s.blocks, s.computed);
 }
 
@@ -434,6 +435,8 @@ SequenceId Scheduler::fork(SequenceId sequence) {
     c.evict_at = parent.evict_at;
     c.scored_from = parent.scored_from;
     c.scores = parent.scores;
+    c.draft_scores = parent.draft_scores;
+    c.draft_scored_from = parent.draft_scored_from;
     running_.insert(&c);
     ++slots_taken_;
   }
@@ -447,6 +450,7 @@ void Scheduler::set_draft(SequenceId sequence, std::vector<int32_t> draft,
   if (draft.size() > room) draft.resize(room);
   s.draft = std::move(draft);
   drop_branches(s);
+  if (s.request->eviction != nullptr) return;
   for (std::vector<int32_t>& branch : branches) {
     if (branch.size() > room) branch.resize(room);
     s.branches.push_back({.draft = std::move(branch)});

@@ -111,7 +111,8 @@ class Scheduler {
   // Proposes tokens to follow those of the sequence in its next step, and other paths of a draft
   // tree. They are dropped if the step has no room for them, or the sequence loses its blocks
   // before. A branch never costs anyone else a block or a place in the step. commit() keeps the
-  // blocks of the path whose drafts were accepted.
+  // blocks of the path whose drafts were accepted. Drafts end where an eviction is due; a sequence
+  // that evicts has no branches.
   void set_draft(SequenceId sequence, std::vector<int32_t> draft,
                  std::vector<std::vector<int32_t>> branches = {});
   // The running sequences that have one token to compute, all of them known: drafts may follow it.
@@ -162,6 +163,8 @@ class Scheduler {
   void expire(Step& step);
   void restart_evictions(Sequence& s);
   void own_scores(Sequence& s);
+  void plan_scores(Sequence& s, const StepItem& item);
+  void take_draft_scores(Sequence& s);
   void evict_due(Step& step);
   void evict(Sequence& s, Step& step);
   std::vector<Sequence*> twins(const Sequence& s);

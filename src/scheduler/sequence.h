@@ -59,7 +59,7 @@ struct NewRequest {
   std::vector<int32_t> token_types;  // of the prompt's tokens, or empty
   int32_t pin_tokens = 0;            // this many first tokens stay cached while there is room
   int32_t encoder_tokens = 0;        // positions of the encoder's output, of encoder-decoders
-  // nullptr: all keys are kept. No drafts may be set for such a request.
+  // nullptr: all keys are kept. Such a request has no branches of draft trees.
   std::shared_ptr<const kv_cache::EvictionSchedule> eviction;
   std::vector<PictureSpan> pictures;  // rows of the prompt that are pictures'; ascending
   kv_cache::SparseAttention sparse;   // what queries read
@@ -150,6 +150,10 @@ struct Sequence {
   int32_t evict_at = kv_cache::kNeverEvicts;
   int32_t scored_from = kv_cache::kNeverEvicts;
   std::shared_ptr<kv_cache::KeyScores> scores;
+  // Of the queries from draft_scored_from on, which a step with drafts runs; commit() adds to the
+  // sums those that stay.
+  std::shared_ptr<kv_cache::KeyScores> draft_scores;
+  int32_t draft_scored_from = 0;
   bool started = false;  // was admitted before
   int64_t queued_at = 0;
   WaitReason waits_for = WaitReason::kQueued;

@@ -19,7 +19,8 @@ TEST(Simulation, BlocksAreConservedAndEverythingEnds) {
   EXPECT_GT(total.copies, 1'000);
   EXPECT_GT(total.evictions, 1'000);
   EXPECT_GT(total.accepted_drafts, 1'000);
-  EXPECT_GT(total.branch_tokens, 500);
+  EXPECT_GT(total.scored_drafts, 200);
+  EXPECT_GT(total.branch_tokens, 250);
   EXPECT_GT(total.cancelled, 500);
   EXPECT_GT(total.expired, 100);
   EXPECT_GT(total.cached_with_states, 3'000);

@@ -30,6 +30,7 @@ struct SimulationReport {
   int64_t copies = 0;
   int64_t evictions = 0;  // of keys of live sequences
   int64_t accepted_drafts = 0;
+  int64_t scored_drafts = 0;         // accepted, of sequences whose scores count
   int64_t branch_tokens = 0;         // tokens that came from rows of branches of draft trees
   int64_t refused_while_robbed = 0;  // steps in which nothing could run because of the thief
   // Blocks that went to the tier below the cache (of those, because of a preemption), came back,

@@ -266,6 +266,8 @@ constexpr ops::AttentionKernel row(const char* name, ops::CpuIsa isa) {
           },
           [](const KvShape& shape, const uint8_t* from, int from_slot, uint8_t* to, int to_slot,
              int head) {
+            if (ops::has_int4(shape.type))
+              return KvCodes(shape).move(from, from_slot, to, to_slot, head);
             if (kIsa.store_head != nullptr)
               return KvTiles(shape).move(from, from_slot, to, to_slot, head);
             KvRows(shape).move(from, from_slot, to, to_slot, head);

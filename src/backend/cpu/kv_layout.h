@@ -259,8 +259,34 @@ class KvCodes {
     }
   }
 
+  void move(const uint8_t* from, int from_slot, uint8_t* to, int to_slot, int head) const {
+    const size_t offset = static_cast<size_t>(head) * s_.head_bytes();
+    from += offset;
+    to += offset;
+    const auto copy = [&](size_t lines, size_t bytes) {  // of `bytes` of each slot
+      for (size_t line = 0; line < lines; ++line, from += kSlots * bytes, to += kSlots * bytes) {
+        std::memcpy(to + static_cast<size_t>(to_slot) * bytes,
+                    from + static_cast<size_t>(from_slot) * bytes, bytes);
+      }
+    };
+    const ops::KvTypeInfo& type = ops::info(s_.type);
+    const size_t values = kSlots * ops::code_bytes(type.value, s_.value_dim);
+    const uint8_t* const value_from = from + s_.head_bytes() - values;
+    uint8_t* const value_to = to + s_.head_bytes() - values;
+    copy(ops::code_bytes(type.key, s_.key_dim) / 4, 4);
+    copy(static_cast<size_t>(ops::scales_of(s_.key_dim) + ops::scales_of(s_.value_dim)), 2);
+    for (int group = 0; group < ops::scales_of(s_.value_dim); ++group) {
+      for (int word = 0; word < 16; ++word)
+        value_to[value_at(group, word, to_slot)] = value_from[value_at(group, word, from_slot)];
+    }
+  }
+
  private:
   static constexpr int kSlots = ops::kBlockTokens;
+
+  static size_t value_at(int group, int word, int slot) {
+    return static_cast<size_t>(((group * 4 + slot / 4) * 16 + word) * 4 + slot % 4);
+  }
 
   const ops::KvShape& s_;
 };

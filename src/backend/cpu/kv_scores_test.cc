@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "backend/cpu/backend.h"
+#include "ops/hadamard.h"
 #include "ops/ops.h"
 
 namespace freshet::cpu {
@@ -61,6 +62,13 @@ class KvOps : public ::testing::TestWithParam<LayoutCase> {
     return out;
   }
 
+  // As keys() gives them.
+  std::vector<float> as_stored(const float* from) const {
+    std::vector<float> x(from, from + view_.shape.key_dim);
+    if (ops::info(view_.shape.type).key.rotated) ops::hadamard(x.data(), view_.shape.key_dim);
+    return x;
+  }
+
   // What a query attends to in slot `slot` alone: its value.
   std::vector<float> value(const int32_t* table, int32_t slot) {
     const int heads = view_.shape.kv_heads;
@@ -98,12 +106,13 @@ TEST_P(KvOps, ScoresAreSoftmaxWeights) {
       std::vector<double> expected(kStride);
       for (int t = kTokens - kScored; t < kTokens; ++t) {
         for (int g = 0; g < kGroup; ++g) {
-          const float* q = q_.data() + (t * heads + h * kGroup + g) * dim;
+          const std::vector<float> q = as_stored(q_.data() + (t * heads + h * kGroup + g) * dim);
           std::vector<double> w;
           double sum = cap > 0 ? std::exp(double{sinks[static_cast<size_t>(h * kGroup + g)]}) : 0.0;
           for (int j = 0; j <= t; ++j) {
             double s = 0;
-            for (int d = 0; d < dim; ++d) s += double{q[d]} * k[static_cast<size_t>(j * dim + d)];
+            for (int d = 0; d < dim; ++d)
+              s += double{q[static_cast<size_t>(d)]} * k[static_cast<size_t>(j * dim + d)];
             s *= double{params.scale};
             if (cap > 0) s = cap * std::tanh(s / cap);
             sum += w.emplace_back(std::exp(s));
@@ -130,6 +139,24 @@ TEST_P(KvOps, ScoresAreSoftmaxWeights) {
     ops_->key_scores({q_.data() + 60 * q.cols, kTokens - 60, q.cols, q.cols}, view_,
                      {rest, lengths_, table_, 6}, params, second);
     EXPECT_EQ(parts, sums);
+    // Apart, they add up to the same.
+    std::vector<int64_t> each(static_cast<size_t>(kScored) * sums.size());
+    const ops::ScoredQueries apart[] = {{0, kScored, each.data(), kStride, true}};
+    ops_->key_scores(matrix(q_), view_, batch_, params, apart);
+    std::vector<int64_t> added(sums.size(), 3);
+    for (size_t i = 0; i < each.size(); ++i) added[i % sums.size()] += each[i];
+    EXPECT_EQ(added, sums);
+    for (int i = 0; i < kScored; i += 8) {  // each is what it is alone
+      std::vector<int64_t> alone(sums.size());
+      const int token = kTokens - kScored + i;
+      const int32_t one[] = {0, 1}, seen[] = {token + 1};
+      const ops::ScoredQueries last[] = {{0, 1, alone.data(), kStride}};
+      ops_->key_scores({q_.data() + token * q.cols, 1, q.cols, q.cols}, view_,
+                       {one, seen, table_, 6}, params, last);
+      EXPECT_TRUE(std::ranges::equal(
+          alone, std::span(each).subspan(static_cast<size_t>(i) * sums.size(), sums.size())))
+          << i;
+    }
   }
 }
 
@@ -183,13 +210,16 @@ TEST_P(KvOps, KeysAreReadAsStored) {
   const int kv = view_.shape.kv_heads, dim = view_.shape.key_dim;
   const double tolerance = view_.shape.type == KvType::kFP8    ? 0.07
                            : view_.shape.type == KvType::kInt8 ? 0.02
+                           : view_.shape.type == KvType::kK8V4 ? 0.02
+                           : view_.shape.type == KvType::kInt4 ? 0.3
                            : view_.shape.type == KvType::kBF16 ? 0.005
                                                                : 0.001;
   for (int h = 0; h < kv; ++h) {
     const std::vector<float> k = keys(table_, h, kTokens);
     for (int t = 0; t < kTokens; ++t) {
+      const std::vector<float> stored = as_stored(k_.data() + (t * kv + h) * dim);
       for (int d = 0; d < dim; ++d) {
-        const float x = k_[static_cast<size_t>((t * kv + h) * dim + d)];
+        const float x = stored[static_cast<size_t>(d)];
         ASSERT_NEAR(k[static_cast<size_t>(t * dim + d)], x, tolerance * (1.0 + std::abs(x)));
       }
     }
@@ -206,6 +236,12 @@ INSTANTIATE_TEST_SUITE_P(
                       LayoutCase{"attention.avx2", KvType::kBF16, 64, 64, false},
                       LayoutCase{"attention.avx512", KvType::kFP8, 64, 48, false},
                       LayoutCase{"attention.avx512", KvType::kInt8, 64, 48, true},
+                      LayoutCase{"", KvType::kInt4, 128, 64, false},
+                      LayoutCase{"", KvType::kK8V4, 64, 128, false},
+                      LayoutCase{"attention.avx2", KvType::kInt4, 96, 80, false},
+                      LayoutCase{"attention.avx512", KvType::kK8V4, 80, 96, false},
+                      LayoutCase{"attention.reference", KvType::kInt4, 96, 48, false},
+                      LayoutCase{"attention.reference", KvType::kK8V4, 64, 32, false},
                       LayoutCase{"attention.reference", KvType::kInt8, 72, 40, false},
                       LayoutCase{"attention.reference", KvType::kF16, 20, 12, false},
                       LayoutCase{"attention.reference", KvType::kF16, 20, 12, true}));

@@ -97,14 +97,21 @@ struct RetentionKind {
 };
 extern const RetentionKind kStreaming, kSnapKv, kPyramidKv, kH2o, kTova, kRkv, kKeyDiff, kMikv;
 
-// The sums of scores of a sequence: [layers of the cache][kv_heads, stride]. Layers that do not
-// evict are empty.
+// The sums of scores of a sequence: [layers of the cache][queries, kv_heads, stride]. Layers that
+// do not evict are empty. There is one query, whose sums are those of all, but where a step runs
+// drafts: which of them count is known later (Scheduler::commit), so each query has its own.
 struct KeyScores {
   struct Layer {
     std::vector<int64_t> sums;
     int64_t stride = 0;
+    // Makes room for the sums of `slots` slots. rows: queries times KV heads.
+    void widen(int rows, int64_t slots);
   };
   std::vector<Layer> layers;
+  int32_t queries = 1;
+
+  // Adds the sums of the first `count` queries of `drafted`. REQUIRES: queries is 1.
+  void add(const KeyScores& drafted, int32_t count);
 };
 
 }  // namespace freshet::kv_cache

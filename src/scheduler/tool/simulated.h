@@ -79,6 +79,8 @@ inline ExpectedSlots expected_slots(const Sequence& s, int group, const StepItem
   std::vector<uint64_t> contents, coarse;
   std::vector<int32_t> evicted(schedule->budgets.size(), 0);
   int32_t at = schedule->next(s.prompt_tokens, 0, evicted);
+  // Drafts may go beyond the sequence's end.
+  if (at > s.prompt_tokens + s.max_tokens) at = kv_cache::kNeverEvicts;
   for (size_t p = 0; p < end; ++p) {
     if (static_cast<int32_t>(p) == at) {
       for (size_t g = 0; g < evicted.size(); ++g) {

@@ -65,6 +65,7 @@ class Simulation {
                         const Step& step);
   bool check_step(const Step& step);
   bool run_item(const StepItem& item);
+  bool run_scores(const Sequence& s, const StepItem& item, std::span<const uint64_t> hashes);
   bool run_state(const Sequence& s, const StepItem& item, std::span<const uint64_t> hashes);
   bool check_state(const Sequence& s, const StepItem& item, std::span<const uint64_t> hashes);
   std::vector<int32_t> follow(const Sequence& q, const StepItem& item, uint64_t stream,

@@ -16,6 +16,7 @@ SimulationReport& SimulationReport::operator+=(const SimulationReport& other) {
   copies += other.copies;
   evictions += other.evictions;
   accepted_drafts += other.accepted_drafts;
+  scored_drafts += other.scored_drafts;
   branch_tokens += other.branch_tokens;
   kept_states += other.kept_states;
   refused_while_robbed += other.refused_while_robbed;

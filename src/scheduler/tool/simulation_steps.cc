@@ -54,6 +54,34 @@ bool Simulation::check_state(const Sequence& s, const StepItem& item,
   return good || fail(fmt::format("sequence {} shares a slot", s.id));
 }
 
+// A layer with one key, to which a token gives its hash. The sums are those of the tokens that were
+// run before, and of no draft that was dropped.
+bool Simulation::run_scores(const Sequence& s, const StepItem& item,
+                            std::span<const uint64_t> hashes) {
+  const auto score = [&](int32_t p) {
+    return static_cast<int64_t>(hashes[static_cast<size_t>(p)] >> 16);
+  };
+  if (s.request->eviction == nullptr || s.scored_from == kv_cache::kNeverEvicts) return true;
+  const kv_cache::RetentionRules& rules = s.request->eviction->rules;
+  if (!s.blocks.evicts() || (rules.accumulates && !rules.in_prompt)) {
+    int64_t expected = 0;
+    for (int32_t p = s.scored_from; p < item.first; ++p) expected += score(p);
+    const bool any = s.scores != nullptr && !s.scores->layers.empty();
+    const int64_t sum = any ? s.scores->layers.front().sums.front() : 0;
+    if (sum != expected) return fail(fmt::format("sequence {} has wrong scores", s.id));
+  }
+  const int32_t end = item.first + item.count;
+  if (end <= s.scored_from) return true;
+  kv_cache::KeyScores& scores = item.draft > 0 ? *s.draft_scores : *s.scores;
+  const int32_t from = std::max(item.first, s.scored_from);
+  scores.layers.resize(1);
+  kv_cache::KeyScores::Layer& layer = scores.layers.front();
+  layer.widen(scores.queries, 1);
+  for (int32_t p = from; p < end; ++p)
+    layer.sums[static_cast<size_t>(scores.queries > 1 ? (p - from) * layer.stride : 0)] += score(p);
+  return true;
+}
+
 // An input of another salt is another one: outputs must not be shared across salts.
 bool Simulation::check_encoded(const Sequence& s) {
   const Request& r = *s.request;
@@ -81,6 +109,7 @@ bool Simulation::run_item(const StepItem& item) {
   for (const int32_t t : tokens) hashes.push_back(hash = extend(hash, t));
   const int32_t end = item.first + item.count;
   if (states_ && !run_state(s, item, hashes)) return false;
+  if (item.branch < 0 && !run_scores(s, item, hashes)) return false;
   if (item.encodes) {
     if (!s.request->ready()) return fail("a request starts that is not ready");
     ++report_.encoder_runs;

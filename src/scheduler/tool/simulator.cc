@@ -115,6 +115,7 @@ void Simulation::add_pictures(NewRequest& request) {
 }
 
 void Simulation::evict(const Eviction& e) {
+  for (const auto& left : e.left) left->layers = e.scores->layers;
   for (size_t g = 0; g < e.before.size(); ++g) {
     if (e.before[g].empty()) continue;
     const auto slot = [&](const std::vector<int32_t>& ids, int32_t i) -> uint64_t& {
@@ -181,7 +182,7 @@ void Simulation::arrive() {
   client.samples = request.samples;
   client.beams = request.samples > 1 && random_.chance(40);
   client.drafts = !client.beams && random_.chance(30);
-  if (!client.drafts && client.pictures.empty())
+  if (client.pictures.empty() && !client.beams)
     request.eviction = random_eviction(random_, *cache_);
   client.arrival_step = static_cast<uint64_t>(report_.steps);
   const RequestId id = request.id;
@@ -331,6 +332,7 @@ std::vector<int32_t> Simulation::follow(const Sequence& q, const StepItem& item,
       ++report_.branch_tokens;
     }
     if (!tokens.empty()) ++report_.accepted_drafts;
+    if (!tokens.empty() && q.draft_scores != nullptr) ++report_.scored_drafts;
     tokens.push_back(next_token(q, stream, tokens));
   }
   if (std::ssize(q.draft) > item.draft) fail("drafts that did not run were kept");
