@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "layers/branch_kinds.h"
 
@@ -19,10 +21,9 @@ struct DeltaNetBranch {
     ops::StateRef state{states_of(step, cache_layer), 0, state_batch_of(step, cache_layer)};
     const Matrix all = step.arena.matrix(in.x.rows, 2 * keys + 2 * values);
     const Matrix gates = step.arena.matrix(in.x.rows, 2 * int64_t{spec.value_heads});
-    const ops::Product products[] = {product_of(w.qkvz, all), product_of(w.ba, gates)};
-    step.ops.project(in, products);
     const Matrix qkv = all.slice_cols(0, convolved(spec)),
                  gate = all.slice_cols(convolved(spec), values);
+    project(step, spec, w, in, all, gates);
     step.ops.causal_conv(
         {qkv, qkv, w.conv.weight.data(), w.conv.bias.data(), spec.taps, true, state});
     ops::DeltaScan scan;
@@ -37,6 +38,7 @@ struct DeltaNetBranch {
     scan.value_heads = spec.value_heads;
     scan.key_dim = spec.key_dim;
     scan.value_dim = spec.value_dim;
+    scan.tiled = spec.tiled;
     scan.state = state;
     scan.state.offset = conv_bytes(spec);
     step.ops.delta_scan(scan);
@@ -45,6 +47,18 @@ struct DeltaNetBranch {
     step.ops.glu(scan.out, gate, scan.out, {ops::Activation::kSilu, 0.0f, 0.0f});
     const ops::Product out[] = {product_of(w.out, into)};
     step.ops.matmul(scan.out, out);
+  }
+  static void project(Step& step, const Spec& spec, const Weights& w, const ops::Input& in,
+                      const Matrix& all, const Matrix& gates) {
+    const int64_t conv = convolved(spec), heads = spec.value_heads;
+    const bool z = w.z.weight.rows > 0, alpha = w.alpha.weight.rows > 0;
+    std::array<ops::Product, 4> products = {
+        product_of(w.qkvz, z ? all.slice_cols(0, conv) : all),
+        product_of(w.ba, alpha ? gates.slice_cols(0, heads) : gates)};
+    size_t count = 2;
+    if (z) products[count++] = product_of(w.z, all.slice_cols(conv, spec.values()));
+    if (alpha) products[count++] = product_of(w.alpha, gates.slice_cols(heads, heads));
+    step.ops.project(in, std::span(products).first(count));
   }
   static size_t conv_bytes(const Spec& spec) {
     return state_of((spec.taps - 1) * convolved(spec)).state_bytes;

@@ -232,6 +232,9 @@ struct DeltaNetSpec {
   int value_dim = 0;
   int taps = 4;
   NormSpec norm;  // of each head's result, before the gate
+  // Value head h uses key head h % key_heads, as in llama.cpp's files of Qwen3.5; otherwise
+  // value_heads / key_heads neighbours use one.
+  bool tiled = false;
 
   int keys() const { return key_heads * key_dim; }
   int values() const { return value_heads * value_dim; }

@@ -147,6 +147,8 @@ struct DeltaNetWeights {
   Vector dt_bias;  // [value_heads]
   NormWeights norm;
   Linear out;
+  // Absent, or the gates and the decays, if a file has them in another format than the rows before.
+  Linear z, alpha;
 };
 
 struct LightningWeights {

@@ -33,7 +33,10 @@ constexpr NameRule kNames[] = {
 }  // namespace bamba_model
 
 Architecture bamba() {
-  return {.type = "bamba", .spec = bamba_model::spec, .names = bamba_model::kNames};
+  return {.type = "bamba",
+          .spec = bamba_model::spec,
+          .names = bamba_model::kNames,
+          .gguf_interleaves = true};
 }
 
 }  // namespace freshet::models

@@ -3,28 +3,21 @@
 
 #include "models/branch_loading.h"
 #include "models/dummy_maker.h"
+#include "models/state_rows.h"
 
 namespace freshet::models {
 namespace {
 
-using Order = std::vector<int64_t>;
-
-void append(Order& order, int64_t first, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) order.push_back(first + i);
-}
-
-// From rows that are stored key head by key head, each with parts of these sizes, to all heads'
-// rows of the first part, then of the second ...
-Order by_part(int64_t heads, std::initializer_list<int64_t> sizes) {
-  int64_t each = 0;
-  for (const int64_t size : sizes) each += size;
-  Order order;
-  int64_t first = 0;
-  for (const int64_t size : sizes) {
-    for (int64_t h = 0; h < heads; ++h) append(order, h * each + first, size);
-    first += size;
-  }
-  return order;
+// The rows of two roles, in `out`; those of the second in `apart`, if a GGUF file has them in
+// another format.
+Status assemble_pair(WeightReader& reader, Role first, int64_t first_rows, Role second,
+                     int64_t second_rows, int64_t hidden, int layer, Linear& out, Linear& apart) {
+  const loader::TensorSource* const one = reader.find(first, ".weight", layer);
+  const loader::TensorSource* const other = reader.find(second, ".weight", layer);
+  if (!reader.is_gguf() || one == nullptr || other == nullptr || one->format == other->format)
+    return reader.joined(out, first, first_rows, second, second_rows, layer, hidden);
+  FRESHET_RETURN_IF_ERROR(reader.linear(out, first, layer, first_rows, hidden, false));
+  return reader.linear(apart, second, layer, second_rows, hidden, false);
 }
 
 // Queries, keys, values and gates, then the two factors of a step: fused key head by key head, or
@@ -32,18 +25,21 @@ Order by_part(int64_t heads, std::initializer_list<int64_t> sizes) {
 Status assemble_delta_in(WeightReader& reader, const DeltaNetSpec& s, int64_t hidden, int layer,
                          DeltaNetWeights& out) {
   const int64_t ratio = s.value_heads / s.key_heads, values = ratio * s.value_dim;
-  const int64_t conv = 2 * int64_t{s.keys()} + s.values();
+  const int64_t conv = 2 * int64_t{s.keys()} + s.values(), heads = s.value_heads;
   if (reader.find(Role::kStateZ, ".weight", layer) != nullptr) {
+    FRESHET_RETURN_IF_ERROR(assemble_pair(reader, Role::kStateIn, conv, Role::kStateZ, s.values(),
+                                          hidden, layer, out.qkvz, out.z));
+  } else {
     FRESHET_RETURN_IF_ERROR(
-        reader.joined(out.qkvz, Role::kStateIn, conv, Role::kStateZ, s.values(), layer, hidden));
-    return reader.joined(out.ba, Role::kStateGates, s.value_heads, Role::kStateDt, s.value_heads,
-                         layer, hidden);
+        reader.linear(out.qkvz, Role::kStateIn, layer, conv + s.values(), hidden, false,
+                      rows_by_part(s.key_heads, {s.key_dim, s.key_dim, values, values})));
   }
-  FRESHET_RETURN_IF_ERROR(
-      reader.linear(out.qkvz, Role::kStateIn, layer, conv + s.values(), hidden, false,
-                    by_part(s.key_heads, {s.key_dim, s.key_dim, values, values})));
-  return reader.linear(out.ba, Role::kStateGates, layer, 2 * int64_t{s.value_heads}, hidden, false,
-                       by_part(s.key_heads, {ratio, ratio}));
+  if (reader.find(Role::kStateDt, ".weight", layer) != nullptr) {
+    return assemble_pair(reader, Role::kStateGates, heads, Role::kStateDt, heads, hidden, layer,
+                         out.ba, out.alpha);
+  }
+  return reader.linear(out.ba, Role::kStateGates, layer, 2 * heads, hidden, false,
+                       rows_by_part(s.key_heads, {ratio, ratio}));
 }
 
 Status assemble_delta_net(WeightReader& reader, const DeltaNetSpec& s, int64_t hidden, int layer,
@@ -85,7 +81,7 @@ Status assemble_lightning(WeightReader& reader, const LightningSpec& s, int64_t 
                           LightningWeights& out) {
   const int64_t inner = int64_t{s.heads} * s.head_dim, dim = s.head_dim;
   FRESHET_RETURN_IF_ERROR(reader.linear(out.qkv, Role::kStateIn, layer, 3 * inner, hidden, false,
-                                        by_part(s.heads, {dim, dim, dim})));
+                                        rows_by_part(s.heads, {dim, dim, dim})));
   FRESHET_RETURN_IF_ERROR(reader.linear(out.gate, Role::kStateGates, layer, inner, hidden, false));
   FRESHET_RETURN_IF_ERROR(reader.store(out.decay, decays(s)));
   FRESHET_RETURN_IF_ERROR(reader.norm(out.norm, Role::kStateNorm, s.norm, layer, inner));

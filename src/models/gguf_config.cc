@@ -98,12 +98,13 @@ class Translator {
     const std::string name = prefix_ + std::string(key.gguf);
     const auto values = gguf_.get_ints(name);
     if (!values || values->empty()) return {};
-    // Layers without attention have no heads of keys (complete_family()).
-    const bool heads = key.gguf == "attention.head_count_kv";
+    // Layers without attention have no heads of keys, and those without an MLP no width
+    // (models/gguf_states.h).
+    const bool absent = key.gguf == "attention.head_count_kv" || key.gguf == "feed_forward_length";
     int64_t value = values->front();
-    for (const int64_t v : *values) value = heads ? std::max(value, v) : value;
+    for (const int64_t v : *values) value = absent ? std::max(value, v) : value;
     for (const int64_t v : *values) {
-      if (v != value && !(heads && v == 0)) {
+      if (v != value && !(absent && v == 0)) {
         return unsupported("GGUF: '{}' differs between layers, which is not supported", name);
       }
     }

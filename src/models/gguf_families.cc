@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "models/gguf_states.h"
+
 namespace freshet::models {
 namespace {
 
@@ -28,6 +30,12 @@ constexpr std::pair<std::string_view, std::string_view> kTypes[] = {
     {"starcoder", "gpt_bigcode"},
     {"nomic-bert", "nomic_bert"},
     {"modern-bert", "modernbert"},
+    {"lfm2moe", "lfm2_moe"},
+    {"qwen3next", "qwen3_next"},
+    {"qwen35", "qwen3_5_text"},
+    {"qwen35moe", "qwen3_5_moe_text"},
+    {"granitehybrid", "granitemoehybrid"},
+    {"falcon-h1", "falcon_h1"},
 
     {"internlm2", "llama"},
     {"xverse", "llama"},
@@ -66,7 +74,9 @@ class Family {
     experts();
     attention();
     encoders();
-    FRESHET_RETURN_IF_ERROR(states());
+    FRESHET_ASSIGN_OR_RETURN(const std::string_view stateful,
+                             complete_states(checkpoint_, architecture_, out_));
+    if (!stateful.empty()) type_ = stateful;
     if (architecture_ == "qwen") halve_mlp();
     if (architecture_ == "minicpm") FRESHET_RETURN_IF_ERROR(scales());
     out_["model_type"] = json::Value(type_);
@@ -173,47 +183,6 @@ class Family {
     set("local_attention", get("attention.sliding_window").value_or(128));
     for (const char* key : {"rope_theta", "rope_local_base_freq", "sliding_window"})
       out_.erase(key);
-  }
-
-  // Layers with states: which ones they are, and their sizes.
-  Status states() {
-    const auto heads = gguf_.get_ints(prefix_ + "attention.head_count_kv");
-    const bool some = heads && std::ranges::count(*heads, 0) > 0;
-    const bool states_only = architecture_ == "mamba" || architecture_ == "mamba2";
-    if (some && !states_only && architecture_ != "lfm2")
-      return unsupported("GGUF: layers without attention in '{}' are not supported", architecture_);
-    if (architecture_ == "lfm2") {
-      json::Array types;
-      for (const int64_t count : heads.value_or(std::vector<int64_t>{}))
-        types.emplace_back(count == 0 ? "conv" : "full_attention");
-      if (types.size() > 1) set("layer_types", std::move(types));
-      if (const auto taps = get("shortconv.l_cache")) set("conv_L_cache", *taps);
-      set("block_auto_adjust_ff_dim", false);  // the file has the width as it is
-    }
-    if (architecture_ != "mamba" && architecture_ != "mamba2") return {};
-    out_.erase("num_attention_heads");
-    out_.erase("intermediate_size");
-    const int64_t inner = get("ssm.inner_size").value_or(0);
-    const int64_t rank = get("ssm.time_step_rank").value_or(0);
-    if (inner <= 0 || rank <= 0)
-      return invalid_argument("GGUF: '{}ssm.inner_size' and '{}ssm.time_step_rank' are missing",
-                              prefix_, prefix_);
-    for (const auto& [gguf, key] : {std::pair{"ssm.conv_kernel", "conv_kernel"},
-                                    {"ssm.state_size", "state_size"},
-                                    {"ssm.group_count", "n_groups"}}) {
-      if (const auto value = get(gguf)) set(key, *value);
-    }
-    set("use_conv_bias", has("blk.0.ssm_conv1d.bias"));
-    set("use_bias", has("blk.0.ssm_in.bias"));
-    if (architecture_ == "mamba2") {
-      set("num_heads", rank);
-      set("head_dim", inner / rank);
-      return {};
-    }
-    set("intermediate_size", inner);
-    set("time_step_rank", rank);
-    if (gguf_.get_bool(prefix_ + "ssm.dt_b_c_rms").value_or(false)) type_ = "falcon_mamba";
-    return {};
   }
 
   // feed_forward_length counts gate and up together.

@@ -49,12 +49,16 @@ constexpr NameRule kNames[] = {
     {Role::kDown, "model.layers.{}.shared_mlp.output_linear"},
 };
 
+// Gates and ups are matrices of their own.
+constexpr NameRule kGgufNames[] = {{Role::kGateUp, ""}};
+
 }  // namespace granite_hybrid_model
 
 Architecture granitemoehybrid() {
   return {.type = "granitemoehybrid",
           .spec = granite_hybrid_model::spec,
           .names = granite_hybrid_model::kNames,
+          .gguf_names = granite_hybrid_model::kGgufNames,
           .gguf_interleaves = true};
 }
 

@@ -84,10 +84,15 @@ constexpr NameRule kNames[] = {
     {Role::kStateOut, "backbone.layers.{}.mixer.out_proj"},
 };
 
+constexpr NameRule kGgufNames[] = {{Role::kMlpIn, "blk.{}.attn_norm"}};
+
 }  // namespace nemotron_h_model
 
 Architecture nemotron_h() {
-  return {.type = "nemotron_h", .spec = nemotron_h_model::spec, .names = nemotron_h_model::kNames};
+  return {.type = "nemotron_h",
+          .spec = nemotron_h_model::spec,
+          .names = nemotron_h_model::kNames,
+          .gguf_names = nemotron_h_model::kGgufNames};
 }
 
 }  // namespace freshet::models

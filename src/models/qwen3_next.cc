@@ -37,6 +37,7 @@ ModelSpec read(Config& c, std::string_view name, const DecoderDefaults& defaults
   net.value_dim = c.size({"linear_value_head_dim"}, 128);
   net.taps = c.size({"linear_conv_kernel_dim"}, 4);
   net.norm.eps = s.final_norm->eps;
+  net.tiled = c.flag({"tiled_value_heads"}, false);  // in GGUF files alone
   const int interval = c.size({"full_attention_interval"}, 4);
   std::vector<bool> attends = attention_layers(c, s, {"full_attention"}, {"linear_attention"});
   if (!c.has("layer_types")) {
@@ -127,12 +128,28 @@ constexpr NameRule kSplitNames[] = {
     {Role::kStateOut, "model.layers.{}.linear_attn.out_proj"},
 };
 
+// Early files have the four parts in one matrix, as the folder does.
+constexpr NameRule kGgufNames[] = {
+    {Role::kMlpIn, "blk.{}.post_attention_norm"},
+    {Role::kStateIn, "blk.{}.attn_qkv|blk.{}.ssm_in"},
+    {Role::kStateZ, "blk.{}.attn_gate"},
+    {Role::kStateGates, "blk.{}.ssm_ba"},
+    {Role::kStateDt, ""},
+};
+
+constexpr NameRule kSplitGgufNames[] = {
+    {Role::kMlpIn, "blk.{}.post_attention_norm"}, {Role::kStateIn, "blk.{}.attn_qkv"},
+    {Role::kStateZ, "blk.{}.attn_gate"},          {Role::kStateGates, "blk.{}.ssm_beta"},
+    {Role::kStateDt, "blk.{}.ssm_alpha"},
+};
+
 }  // namespace qwen3_next_model
 
 Architecture qwen3_next() {
   return {.type = "qwen3_next",
           .spec = qwen3_next_model::spec,
           .names = qwen3_next_model::kNames,
+          .gguf_names = qwen3_next_model::kGgufNames,
           .norms_less_one = true};
 }
 
@@ -140,12 +157,14 @@ Architecture qwen3_5() {
   return {.type = "qwen3_5_text",
           .spec = qwen3_next_model::dense_spec,
           .names = qwen3_next_model::kSplitNames,
+          .gguf_names = qwen3_next_model::kSplitGgufNames,
           .norms_less_one = true};
 }
 Architecture qwen3_5_moe() {
   return {.type = "qwen3_5_moe_text",
           .spec = qwen3_next_model::moe_spec,
           .names = qwen3_next_model::kSplitNames,
+          .gguf_names = qwen3_next_model::kSplitGgufNames,
           .norms_less_one = true};
 }
 

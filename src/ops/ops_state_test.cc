@@ -238,7 +238,11 @@ TEST_F(StateOps, LinearScanIsItsDefinition) {
       want);
 }
 
-TEST_F(StateOps, DeltaScanIsItsDefinition) {
+// `tiled`: value head h uses key head h % 2 rather than h / 2.
+class DeltaScanOps : public StateOps, public testing::WithParamInterface<bool> {};
+
+TEST_P(DeltaScanOps, IsItsDefinition) {
+  const bool tiled = GetParam();
   constexpr int kKeyHeads = 2, kHeads = 4, kKey = 10, kDim = 18;
   const auto q = numbers(kTokens * kKeyHeads * kKey, 1), k = numbers(kTokens * kKeyHeads * kKey, 2),
              v = numbers(kTokens * kHeads * kDim, 3), b = numbers(kTokens * kHeads, 4),
@@ -250,7 +254,8 @@ TEST_F(StateOps, DeltaScanIsItsDefinition) {
     for (int64_t t = first; t < first + length; ++t) {
       for (int head = 0; head < kHeads; ++head) {
         const auto at = static_cast<size_t>(t * kHeads + head);
-        const auto row = static_cast<size_t>((t * kKeyHeads + head / 2) * kKey);
+        const int key_head = tiled ? head % kKeyHeads : head / (kHeads / kKeyHeads);
+        const auto row = static_cast<size_t>((t * kKeyHeads + key_head) * kKey);
         double qq = 1e-6, kk = 1e-6;
         for (size_t i = 0; i < kKey; ++i) {
           qq += double{q[row + i]} * q[row + i];
@@ -299,11 +304,15 @@ TEST_F(StateOps, DeltaScanIsItsDefinition) {
         scan.key_dim = kKey;
         scan.value_dim = kDim;
         scan.state = state;
+        scan.tiled = tiled;
         ops_->delta_scan(scan);
         return own;
       },
       want);
 }
+
+INSTANTIATE_TEST_SUITE_P(HeadsOfKeys, DeltaScanOps, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Tiled" : "Neighbours"; });
 
 }  // namespace
 }  // namespace freshet::ops

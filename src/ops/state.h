@@ -114,6 +114,7 @@ struct DeltaScan {
   int key_dim = 0;
   int value_dim = 0;
   StateRef state;
+  bool tiled = false;  // value head h uses key head h % key_heads; otherwise neighbours share one
 };
 
 }  // namespace freshet::ops

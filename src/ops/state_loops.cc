@@ -176,7 +176,9 @@ void delta_scan_tile(const DeltaScan& scan, int sequence, int head, int64_t colu
   const int64_t keys = scan.key_dim, dim = scan.value_dim;
   const int width = width_of(column, dim);
   const StateTile tile{scan.state, int64_t{head} * keys * dim + column, dim, width};
-  const int64_t key = int64_t{head} / (scan.value_heads / scan.key_heads) * keys;
+  const int key_head =
+      scan.tiled ? head % scan.key_heads : head / (scan.value_heads / scan.key_heads);
+  const int64_t key = key_head * keys;
   const int64_t at = head * dim + column;
   Lanes s[kMostState];
   load_state(s, keys, tile, sequence);

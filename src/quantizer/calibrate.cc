@@ -15,6 +15,7 @@ struct GgufPlace {
   std::string name;
   int64_t experts = 1;
   int64_t first_expert = 0;
+  std::vector<int64_t> columns;  // as Planned's
 };
 
 Result<std::multimap<std::string, GgufPlace>> gguf_places(const WorkingModel& working) {
@@ -31,7 +32,7 @@ Result<std::multimap<std::string, GgufPlace>> gguf_places(const WorkingModel& wo
     for (size_t i = 0; i < p.parts.size(); ++i) {
       const std::string& source = p.parts[i].source->name;
       if (source == last) continue;  // further experts of one tensor
-      places.emplace(source, GgufPlace{p.name, experts, static_cast<int64_t>(i)});
+      places.emplace(source, GgufPlace{p.name, experts, static_cast<int64_t>(i), p.columns});
       last = source;
     }
   }
@@ -46,7 +47,10 @@ void add_entry(Imatrix& out, const GgufPlace& place, const models::LinearTensor&
   entry.counts.resize(static_cast<size_t>(place.experts));
   const auto expert = static_cast<size_t>(place.first_expert + t.index);
   const auto tokens = static_cast<float>(stats.tokens);
-  for (size_t c = 0; c < cols; ++c) entry.sum2[expert * cols + c] = stats.mean_square[c] * tokens;
+  for (size_t c = 0; c < cols; ++c) {
+    const size_t from = place.columns.empty() ? c : static_cast<size_t>(place.columns[c]);
+    entry.sum2[expert * cols + c] = stats.mean_square[from] * tokens;
+  }
   entry.counts[expert] = tokens;
 }
 

@@ -57,6 +57,11 @@ int64_t Planned::rows() const {
   return n;
 }
 
+bool Planned::has_own_rows() const {
+  return columns.empty() &&
+         std::ranges::all_of(parts, [](const Part& p) { return p.factor == 1.0f; });
+}
+
 ExportPlanner::ExportPlanner(const models::WeightReader& reader,
                              const loader::Checkpoint& checkpoint, const ModelSpec& spec,
                              const Recipe& recipe, const RecipeOverrides* overrides,
@@ -174,6 +179,24 @@ Status ExportPlanner::split_gate_up(const TensorSource& source, int layer) {
   return {};
 }
 
+// Splits [2 * ff, hidden], gates first, into two tensors.
+Status ExportPlanner::split_rows(Role both, Role first, Role second, int layer) {
+  const TensorSource* const t = reader_.find(both, ".weight", layer);
+  if (t == nullptr) return {};
+  if (t->shape.size() != 2 || t->shape[0] % 2 != 0 || reader_.find(both, ".bias", layer) != nullptr)
+    return unsupported("tensor '{}' has a layout that cannot be converted", t->name);
+  used_.insert(t->name);
+  const int64_t rows = t->shape[0] / 2;
+  for (const Role role : {first, second}) {
+    Planned p;
+    p.name = gguf_name(role, layer, ".weight");
+    p.shape = {rows, t->shape[1]};
+    p.parts.push_back({t, role == first ? 0 : rows, rows, {}});
+    out_.push_back(std::move(p));
+  }
+  return {};
+}
+
 Status ExportPlanner::branch(const MoeSpec& moe, int layer) {
   FRESHET_RETURN_IF_ERROR(linear(Role::kRouter, layer));
   if (moe.router_correction) {
@@ -187,6 +210,8 @@ Status ExportPlanner::branch(const MoeSpec& moe, int layer) {
   for (const Role role :
        {Role::kSharedGate, Role::kSharedUp, Role::kSharedDown, Role::kSharedScale})
     FRESHET_RETURN_IF_ERROR(linear(role, layer));
+  FRESHET_RETURN_IF_ERROR(
+      split_rows(Role::kSharedGateUp, Role::kSharedGate, Role::kSharedUp, layer));
   if (const TensorSource* fused = reader_.find(Role::kExpertsGateUp, ".weight", layer)) {
     FRESHET_RETURN_IF_ERROR(split_gate_up(*fused, layer));
   } else {
@@ -212,55 +237,6 @@ Status ExportPlanner::values(Role role, int layer, const char* suffix, const Ten
   return {};
 }
 
-// What layers with states have beside matrices: a convolution [channels, taps], rates of decay with
-// their sign (`decay`: their shape; empty: none), and others.
-Status ExportPlanner::state_vectors(int layer, std::vector<int64_t> decay) {
-  FRESHET_RETURN_IF_ERROR(linear(Role::kStateConv, layer));
-  for (Planned& p : out_) {
-    if (p.name == gguf_name(Role::kStateConv, layer, ".weight") && p.shape.size() == 3)
-      p.shape = {p.shape[0], p.shape[2]};
-  }
-  if (decay.empty()) return {};
-  FRESHET_ASSIGN_OR_RETURN(const TensorSource* a, reader_.require(Role::kStateA, ".weight", layer));
-  const bool scalar = decay.back() == 1;
-  FRESHET_RETURN_IF_ERROR(values(Role::kStateA, layer, "", *a, std::move(decay)));
-  for (float& rate : out_.back().values) rate = -std::exp(rate);
-  FRESHET_ASSIGN_OR_RETURN(const TensorSource* d, reader_.require(Role::kStateD, ".weight", layer));
-  std::vector<int64_t> shape = {d->elements()};
-  if (scalar) shape.push_back(1);
-  return values(Role::kStateD, layer, "", *d, std::move(shape));
-}
-
-Status ExportPlanner::branch(const ShortConvSpec& conv, int layer) {
-  if (conv.bias) return unsupported("'conv_bias' has no place in a GGUF file");
-  FRESHET_RETURN_IF_ERROR(linear(Role::kStateIn, layer));
-  FRESHET_RETURN_IF_ERROR(linear(Role::kStateOut, layer));
-  return state_vectors(layer, {});
-}
-
-Status ExportPlanner::branch(const MambaSpec& mamba, int layer) {
-  for (const Role role : {Role::kStateIn, Role::kStateX, Role::kStateDt, Role::kStateOut})
-    FRESHET_RETURN_IF_ERROR(linear(role, layer));
-  return state_vectors(layer, {mamba.inner, mamba.state});
-}
-
-Status ExportPlanner::branch(const Mamba2Spec& mamba, int layer) {
-  FRESHET_RETURN_IF_ERROR(linear(Role::kStateIn, layer));
-  FRESHET_RETURN_IF_ERROR(linear(Role::kStateOut, layer));
-  FRESHET_ASSIGN_OR_RETURN(const TensorSource* norm,
-                           reader_.require(Role::kStateNorm, ".weight", layer));
-  FRESHET_RETURN_IF_ERROR(values(Role::kStateNorm, layer, ".weight", *norm,
-                                 {mamba.groups, mamba.inner() / mamba.groups}));
-  FRESHET_ASSIGN_OR_RETURN(const TensorSource* bias,
-                           reader_.require(Role::kStateDtBias, ".weight", layer));
-  add(Role::kStateDtBias, layer, ".bias", *bias);
-  return state_vectors(layer, {mamba.heads, 1});
-}
-
-Status ExportPlanner::branch(const DeltaNetSpec&, int) {
-  return unsupported("converting gated delta nets to GGUF is not supported");
-}
-
 Status ExportPlanner::branch(const LightningSpec&, int) {
   return unsupported("converting lightning attention to GGUF is not supported");
 }
@@ -280,7 +256,12 @@ Status ExportPlanner::branch(const MlpSpec& mlp, int layer) {
       if (const TensorSource* t = reader_.find(role, "", layer)) used_.insert(t->name);
     }
   }
-  for (const Role role : {Role::kGateUp, Role::kGate, Role::kUp, Role::kDown})
+  if (names_.stem(Role::kGateUp, layer).empty()) {
+    FRESHET_RETURN_IF_ERROR(split_rows(Role::kGateUp, Role::kGate, Role::kUp, layer));
+  } else {
+    FRESHET_RETURN_IF_ERROR(linear(Role::kGateUp, layer));
+  }
+  for (const Role role : {Role::kGate, Role::kUp, Role::kDown})
     FRESHET_RETURN_IF_ERROR(linear(role, layer));
   return {};
 }
@@ -332,7 +313,7 @@ Status ExportPlanner::all_used() const {
                             t.name.ends_with("attn.masked_bias") ||
                             t.name.ends_with(".attn.bias") || t.name.ends_with("attention.bias");
     const bool tied_head = spec_.tied_embeddings && t.name.ends_with("lm_head.weight");
-    const bool drafts = t.name.starts_with(behind);
+    const bool drafts = t.name.starts_with(behind) || t.name.starts_with("mtp.");
     const bool kv_scale = loader::is_kv_factor(t.name);
     const bool tower = spec_.vision != nullptr && is_tower_tensor(t.name);
     if (!used_.contains(t.name) && !made_again && !tied_head && !drafts && !tower && !kv_scale)
@@ -371,6 +352,7 @@ Result<std::vector<Planned>> ExportPlanner::plan(const Warn& warn) {
   for (size_t l = 0; l < spec_.layers.size(); ++l)
     FRESHET_RETURN_IF_ERROR(layer(static_cast<int>(l)));
   divisors();
+  FRESHET_RETURN_IF_ERROR(fold_multipliers());
   FRESHET_RETURN_IF_ERROR(all_used());
   FRESHET_RETURN_IF_ERROR(choose_formats(warn));
   return std::move(out_);

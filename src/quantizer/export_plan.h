@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <set>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@ struct Planned {
     int64_t rows = 0;
     // Row indices in the source, counted from first_row; empty: unchanged order.
     std::vector<int64_t> order;
+    float factor = 1.0f;  // of the numbers
   };
   std::string name;
   std::vector<int64_t> shape;  // outermost first
@@ -31,7 +33,12 @@ struct Planned {
   bool transposed = false;    // the source is transposed: [cols, rows]
   float offset = 0.0f;        // added to each number
   std::vector<float> values;  // used instead of parts
+  // The source's column of each column that is written; empty: unchanged order.
+  std::vector<int64_t> columns;
 
+  // Whether numbers and columns are the source's own: then rows that were encoded from its rows can
+  // be written.
+  bool has_own_rows() const;
   int64_t cols() const { return shape.back(); }
   int64_t rows() const;
   // The expert that a row belongs to; 0 if the tensor holds no experts.
@@ -70,9 +77,14 @@ class ExportPlanner {
   Status branch(const LinearSpec& linear, int layer);
   Status values(models::Role role, int layer, const char* suffix,
                 const loader::TensorSource& source, std::vector<int64_t> shape);
-  Status state_vectors(int layer, std::vector<int64_t> decay);
+  Status convolution(int layer, std::vector<int64_t> order = {});
+  Status decay(int layer, std::vector<int64_t> shape);
+  Status delta_in(const DeltaNetSpec& net, int layer);
+  Status no_biases(std::initializer_list<models::Role> roles, int layer) const;
+  Status fold_multipliers();
   Status stacked(const MoeSpec& moe, models::Role own, models::Role together, int layer);
   Status split_gate_up(const loader::TensorSource& source, int layer);
+  Status split_rows(models::Role both, models::Role first, models::Role second, int layer);
   void divisors();
   Status all_used() const;
 

@@ -176,7 +176,7 @@ Result<Source> read_source(const loader::Checkpoint& checkpoint) {
         checkpoint.path());
   FRESHET_ASSIGN_OR_RETURN(s.architecture,
                            models::find_architecture(text_config(checkpoint.config())));
-  FRESHET_ASSIGN_OR_RETURN(s.gguf_name, gguf_architecture(s.architecture->type));
+  FRESHET_ASSIGN_OR_RETURN(s.gguf_name, gguf_architecture(s.architecture->type, s.spec));
   return s;
 }
 
@@ -199,6 +199,8 @@ Status add_metadata(const Source& source, const loader::Checkpoint& checkpoint,
   add_sampling(checkpoint.generation_config(), out);
   FRESHET_RETURN_IF_ERROR(
       add_hyperparameters(text_config(checkpoint.config()), spec, source.gguf_name, out));
+  if (const std::string missed = missed_by_readers(spec, source.gguf_name); !missed.empty())
+    warn(missed);
   FRESHET_RETURN_IF_ERROR(add_slopes(source, checkpoint, out));
   FRESHET_RETURN_IF_ERROR(add_vocabulary(checkpoint.path(), spec.vocab_size, out, warn));
   if (spec.vision != nullptr)

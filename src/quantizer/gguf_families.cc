@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
+#include <span>
 #include <vector>
 
 namespace freshet::quantizer {
@@ -21,12 +23,7 @@ class FamilyKeys {
       local.push_back(layer.attention().window > 0 ? 1 : 0);
     }
     if (std::ranges::count(local, 1) == 0) return;
-    loader::GgufValue value;
-    value.type = loader::GgufType::kBool;
-    value.is_array = true;
-    value.count = local.size();
-    value.raw = local;
-    out_.add_value(key("attention.sliding_window_pattern"), value);
+    flags("attention.sliding_window_pattern", local);
   }
 
   Status experts() {
@@ -71,21 +68,60 @@ class FamilyKeys {
       }
       if (const auto* m = layer.find<MambaSpec>()) {
         ssm(m->taps, m->inner, m->state, m->dt_rank);
-        out_.add_bool(key("ssm.dt_b_c_rms"), m->inner_norm.has_value());
+        if (architecture_ == "mamba")
+          out_.add_bool(key("ssm.dt_b_c_rms"), m->inner_norm.has_value());
         return {};
       }
       if (const auto* m = layer.find<Mamba2Spec>()) {
-        if (m->dt_max > 0)
-          return unsupported("'time_step_limit' has no place in a GGUF file of this architecture");
+        // Nemotron-H's least step size is its authors'; readers know another one from no key.
+        const bool usual = architecture_ == "nemotron_h" && m->dt_min == 0.001f &&
+                           m->dt_max == std::numeric_limits<float>::max();
+        if (m->dt_max > 0 && !usual)
+          return unsupported("'{}' has no place in a GGUF file of this architecture",
+                             architecture_ == "nemotron_h" ? "time_step_min" : "time_step_limit");
         ssm(m->taps, m->inner(), m->state, m->heads);
         u32("ssm.group_count", m->groups);
+        return {};
+      }
+      if (const auto* net = layer.find<DeltaNetSpec>()) {
+        ssm(net->taps, net->values(), net->key_dim, net->value_heads);
+        u32("ssm.group_count", net->key_heads);
+        recurrent_layers();
         return {};
       }
     }
     return {};
   }
 
+  // Readers of Qwen3.5 ask for the frequencies of each axis; in text, positions on all are equal.
+  void sections() {
+    if (spec_.ropes.empty() || !spec_.ropes.front().axes.empty()) return;
+    constexpr std::array<int32_t, 4> kSections = {11, 11, 10, 0};
+    out_.add_i32s(key("rope.dimension_sections"), kSections);
+  }
+
  private:
+  // By an interval, or one by one.
+  void recurrent_layers() {
+    std::vector<uint8_t> list;
+    for (const LayerSpec& layer : spec_.layers)
+      list.push_back(layer.find<DeltaNetSpec>() != nullptr ? 1 : 0);
+    const auto interval = std::ranges::find(list, 0) - list.begin() + 1;
+    u32("full_attention_interval", interval);
+    for (int64_t i = 0; i < std::ssize(list); ++i) {
+      if ((list[static_cast<size_t>(i)] == 0) == ((i + 1) % interval == 0)) continue;
+      flags("attention.recurrent_layers", list);
+      return;
+    }
+  }
+  void flags(std::string_view name, std::span<const uint8_t> list) {
+    loader::GgufValue value;
+    value.type = loader::GgufType::kBool;
+    value.is_array = true;
+    value.count = list.size();
+    value.raw = list;
+    out_.add_value(key(name), value);
+  }
   void ssm(int taps, int inner, int state, int rank) {
     u32("ssm.conv_kernel", taps);
     u32("ssm.inner_size", inner);
@@ -109,16 +145,30 @@ Status add_family(const json::Value& config, const ModelSpec& spec, const std::s
   };
   FamilyKeys keys(spec, architecture, out);
   if (is({"olmo2", "cohere2", "exaone4"})) keys.windows();
-  if (is({"glm4moe", "ernie4_5-moe", "minimax-m2", "olmoe"})) {
+  if (is({"glm4moe", "ernie4_5-moe", "minimax-m2", "olmoe", "lfm2moe"})) {
     FRESHET_RETURN_IF_ERROR(keys.experts());
   }
   FRESHET_RETURN_IF_ERROR(keys.states());
+  if (is({"qwen35", "qwen35moe"})) keys.sections();
   if (architecture == "smollm3") FRESHET_RETURN_IF_ERROR(keys.ropes());
   if (architecture == "falcon" && !spec.layers.front().parallel) {
     return unsupported("converting a falcon without 'parallel_attn' to GGUF is not supported");
   }
   if (architecture == "phimoe" && config.get_double("router_jitter_noise", 0.01) != 0.01) {
     return unsupported("'router_jitter_noise' has no place in a GGUF file: it must be 0.01");
+  }
+  return {};
+}
+
+std::string missed_by_readers(const ModelSpec& spec, const std::string& architecture) {
+  if (architecture == "nemotron_h")
+    return "llama.cpp has no least step size ('time_step_min'): its logits differ a little";
+  for (const LayerSpec& layer : spec.layers) {
+    const AttentionSpec* const a = layer.find<AttentionSpec>();
+    if (architecture != "granitehybrid" || a == nullptr || a->rope < 0) continue;
+    // Its converter interleaves the rows of whole heads, of which it rotates the first ones.
+    if (spec.ropes[static_cast<size_t>(a->rope)].rotary_dim < a->head_dim)
+      return "llama.cpp rotates other features of such heads: its logits differ from the model's";
   }
   return {};
 }

@@ -17,6 +17,9 @@ namespace freshet::quantizer {
 Status add_family(const json::Value& config, const ModelSpec& spec, const std::string& architecture,
                   loader::GgufWriter& out);
 
+// In what llama.cpp, which reads the file, computes something else than the model; empty: nothing.
+std::string missed_by_readers(const ModelSpec& spec, const std::string& architecture);
+
 // The slopes of xIELU, which are tensors in safetensors and lists in GGUF's metadata.
 Status add_xielu(const models::WeightReader& reader, const ModelSpec& spec,
                  loader::GgufWriter& out);

@@ -1,5 +1,6 @@
 #include "quantizer/gguf_hyperparameters.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <numbers>
@@ -56,8 +57,17 @@ constexpr std::pair<std::string_view, std::string_view> kArchitectures[] = {
     {"qwen2_5_vl_text", "qwen2vl"},
     {"qwen3_vl_text", "qwen3vl"},
     {"lfm2", "lfm2"},
+    {"lfm2_moe", "lfm2moe"},
     {"mamba", "mamba"},
     {"mamba2", "mamba2"},
+    {"qwen3_next", "qwen3next"},
+    {"qwen3_5_text", "qwen35"},
+    {"qwen3_5_moe_text", "qwen35moe"},
+    {"granitemoehybrid", "granitehybrid"},
+    {"bamba", "granitehybrid"},
+    {"nemotron_h", "nemotron_h"},
+    {"falcon_h1", "falcon-h1"},
+    {"jamba", "jamba"},
 };
 
 class Keys {
@@ -132,8 +142,15 @@ const AttentionSpec* first_attention(const ModelSpec& spec) {
   return nullptr;
 }
 
-// In hybrids, layers without attention have no heads of keys.
-void add_attention(const ModelSpec& spec, Keys& keys) {
+template <class Spec>
+bool has_branch(const ModelSpec& spec) {
+  return std::ranges::any_of(spec.layers,
+                             [](const LayerSpec& layer) { return layer.find<Spec>() != nullptr; });
+}
+
+// In hybrids, layers without attention have no heads of keys. Readers of Qwen's know such layers
+// from other keys, and want one number.
+void add_attention(const ModelSpec& spec, const std::string& architecture, Keys& keys) {
   const AttentionSpec* const a = first_attention(spec);
   keys.u32("attention.head_count", a == nullptr ? 0 : a->heads);
   if (a == nullptr) return;
@@ -144,13 +161,25 @@ void add_attention(const ModelSpec& spec, Keys& keys) {
     kv_heads.push_back(own == nullptr ? 0 : own->kv_heads);
     all = all && own != nullptr;
   }
-  if (all) {
+  if (all || architecture.starts_with("qwen3")) {
     keys.u32("attention.head_count_kv", a->kv_heads);
   } else {
     keys.i32s("attention.head_count_kv", kv_heads);
   }
   keys.u32("attention.key_length", a->head_dim);
   keys.u32("attention.value_length", a->value_dim);
+}
+
+// Where some layers have neither an MLP nor experts, one width for each layer, which is 0 there.
+std::vector<int32_t> widths_by_layer(const ModelSpec& spec) {
+  std::vector<int32_t> widths;
+  for (const LayerSpec& layer : spec.layers) {
+    const MlpSpec* const mlp = layer.find<MlpSpec>();
+    const MoeSpec* const moe = layer.find<MoeSpec>();
+    widths.push_back(mlp != nullptr ? mlp->ff : moe != nullptr ? moe->expert_ff : 0);
+  }
+  const auto without = std::ranges::count(widths, 0);
+  return without > 0 && without < std::ssize(widths) ? widths : std::vector<int32_t>();
 }
 
 // The width of the model's MLPs; models with experts in every layer have this key as well.
@@ -177,6 +206,14 @@ void add_scales(const json::Value& config, const std::string& architecture, cons
     copy("attention_multiplier", "attention.scale");
     copy("logits_scaling", "logit_scale");
   }
+  if (architecture == "granitehybrid") {
+    const AttentionSpec* const a = first_attention(spec);
+    keys.f32("embedding_scale", static_cast<double>(spec.embedding_scale));
+    keys.f32("residual_scale", static_cast<double>(spec.residual_scale));
+    keys.f32("logit_scale", config.get_double("logits_scaling", 1.0));
+    if (a != nullptr) keys.f32("attention.scale", static_cast<double>(a->scale));
+    keys.flag("rope.scaling.finetuned", a != nullptr && a->rope >= 0);
+  }
   if (architecture == "command-r") copy("logit_scale", "logit_scale");
   if (architecture == "cohere2") keys.f32("logit_scale", static_cast<double>(spec.logits_scale));
   if (architecture == "gptneox")
@@ -190,7 +227,13 @@ void add_scales(const json::Value& config, const std::string& architecture, cons
 
 }  // namespace
 
-Result<std::string> gguf_architecture(std::string_view model_type) {
+Result<std::string> gguf_architecture(std::string_view model_type, const ModelSpec& spec) {
+  // Granite 4 without layers of states is Granite.
+  if (model_type == "granitemoehybrid" && !has_branch<Mamba2Spec>(spec)) {
+    if (spec.ropes.empty())
+      return unsupported("'position_embedding_type' has no place in a GGUF file of this model");
+    return std::string(has_branch<MoeSpec>(spec) ? "granitemoe" : "granite");
+  }
   for (const auto& [type, name] : kArchitectures) {
     if (type == model_type) return std::string(name);
   }
@@ -213,12 +256,19 @@ Status add_hyperparameters(const json::Value& config, const ModelSpec& spec,
   keys.u32("context_length", spec.max_context);
   keys.u32("embedding_length", spec.hidden_size);
   keys.u32("block_count", std::ssize(spec.layers));
-  keys.u32("feed_forward_length", mlp_width(config, spec));
-  add_attention(spec, keys);
+  if (const auto widths = widths_by_layer(spec); !widths.empty()) {
+    keys.i32s("feed_forward_length", widths);
+  } else {
+    keys.u32("feed_forward_length", mlp_width(config, spec));
+  }
+  add_attention(spec, architecture, keys);
   const NormSpec norm = spec.final_norm.value_or(NormSpec{});
   keys.f32(norm.kind == ops::NormKind::kRms ? "attention.layer_norm_rms_epsilon"
                                             : "attention.layer_norm_epsilon",
            static_cast<double>(norm.eps));
+  // Readers of this one ask for both.
+  if (architecture == "nemotron_h")
+    keys.f32("attention.layer_norm_epsilon", static_cast<double>(norm.eps));
   if (window > 0) keys.u32("attention.sliding_window", window);
   if (rope >= 0) add_rope(spec.ropes[static_cast<size_t>(rope)], keys);
   add_experts(spec, keys);

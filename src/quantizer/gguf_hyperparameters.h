@@ -17,7 +17,7 @@ namespace freshet::quantizer {
 
 // GGUF's architecture name for a config.json model_type; an error if no GGUF layout is known for
 // it.
-Result<std::string> gguf_architecture(std::string_view model_type);
+Result<std::string> gguf_architecture(std::string_view model_type, const ModelSpec& spec);
 
 Status add_hyperparameters(const json::Value& config, const ModelSpec& spec,
                            const std::string& architecture, loader::GgufWriter& out);

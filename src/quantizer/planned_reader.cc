@@ -49,6 +49,7 @@ Status PlannedReader::gather(const Planned& p) {
   float* to = numbers_.data();
   for (const Planned::Part& part : p.parts) {
     FRESHET_RETURN_IF_ERROR(part.source->usable_format().status());
+    float* const begin = to;
     const bool vector = p.shape.size() == 1 && part.rows > 1;
     if (vector) {
       gather_vector(part, to);
@@ -60,6 +61,7 @@ Status PlannedReader::gather(const Planned& p) {
       });
     }
     to += part.rows * (vector ? 1 : cols);
+    for (float* x = begin; part.factor != 1.0f && x < to; ++x) *x *= part.factor;
     release(part);
   }
   return {};
@@ -70,6 +72,11 @@ Status PlannedReader::finish(const Planned& p, int64_t rows) {
   std::atomic<bool> finite = true;
   pool_.parallel_for(rows, [&](int64_t r, int) {
     float* row = numbers_.data() + r * cols;
+    if (!p.columns.empty()) {
+      const std::vector<float> own(row, row + cols);
+      for (int64_t i = 0; i < cols; ++i)
+        row[i] = own[static_cast<size_t>(p.columns[static_cast<size_t>(i)])];
+    }
     for (int64_t i = 0; i < cols; ++i) {
       row[i] += p.offset;
       if (!std::isfinite(row[i])) finite = false;
@@ -102,7 +109,9 @@ Result<std::span<const float>> PlannedReader::read_rows(const Planned& p,
       int64_t row = rows[static_cast<size_t>(i)];
       auto part = p.parts.begin();
       while (row >= part->rows) row -= (part++)->rows;
-      read_row(*part->source, source_row(*part, row), cols, numbers_.data() + i * cols);
+      float* const to = numbers_.data() + i * cols;
+      read_row(*part->source, source_row(*part, row), cols, to);
+      for (int64_t c = 0; part->factor != 1.0f && c < cols; ++c) to[c] *= part->factor;
     });
     for (const Planned::Part& part : p.parts) release(part);
   }

@@ -34,7 +34,7 @@ class FinishedRows final : public RowSource {
 
   Result<bool> encode(const Planned& p, const Numbers& /*numbers*/,
                       std::span<uint8_t> rows) override {
-    if (quant::info(p.format).plain()) return false;
+    if (quant::info(p.format).plain() || !p.has_own_rows()) return false;
     const size_t stride = quant::row_bytes(p.format, p.cols());
     uint8_t* to = rows.data();
     for (const Planned::Part& part : p.parts) {

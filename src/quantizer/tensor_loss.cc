@@ -137,7 +137,8 @@ class LossMeter {
     at_.resize(parts_.size() + 1);
     const bool tied = working_.model().spec.tied_embeddings;
     for (const Planned& p : plan) {
-      const bool whole = !p.transposed && p.offset == 0.0f && p.values.empty() && !p.parts.empty();
+      const bool whole = !p.transposed && p.offset == 0.0f && p.values.empty() &&
+                         !p.parts.empty() && p.has_own_rows();
       if (!whole || !is_quantised({p.name, p.shape}) || !probe_of(p) ||
           options_.overrides->fixes(p.name, tied))
         continue;

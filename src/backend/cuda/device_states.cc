@@ -55,7 +55,26 @@ void CudaDevice::linear_scan(const ops::LinearScan& s) {
   check(api_.states.linear_scan(ctx_, &args), "linear_scan");
 }
 
+// Tiled value heads take one scan for each tile. Each scan divides queries and keys by their
+// lengths, in place: those of unit length change by half a millionth, and queries all by the same
+// factor, which the norm of the result removes.
 void CudaDevice::delta_scan(const ops::DeltaScan& s) {
+  if (s.tiled && s.value_heads > s.key_heads) {
+    const int64_t values = int64_t{s.key_heads} * s.value_dim;
+    for (int64_t first = 0; first < s.value_heads; first += s.key_heads) {
+      ops::DeltaScan tile = s;
+      tile.v = s.v.slice_cols(first * s.value_dim, values);
+      tile.out = s.out.slice_cols(first * s.value_dim, values);
+      tile.b = s.b.slice_cols(first, s.key_heads);
+      tile.alpha = s.alpha.slice_cols(first, s.key_heads);
+      tile.a += first;
+      tile.dt_bias += first;
+      tile.value_heads = s.key_heads;
+      tile.state.offset += static_cast<size_t>(first * s.value_dim * s.key_dim) * sizeof(float);
+      delta_scan(tile);
+    }
+    return;
+  }
   const DeltaScanArgs args = {rows_of(s.q),
                               rows_of(s.k),
                               rows_of(s.v),
