@@ -389,6 +389,17 @@ class SharedBlocks(HybridCase):
         _, errors = process.communicate(timeout=300)
         self.assertEqual(process.returncode, 130, errors)
 
+    def test_a_matrix_that_is_stored_twice(self):
+        model = shutil.copytree(self.model("zamba2"), self.path("twice"))
+        path = os.path.join(model, "model.safetensors")
+        tensors = read_tensors(path)
+        stem = "model.layers.{}.shared_transformer.self_attn.q_proj.weight".format
+        tensors[stem(4)] = tensors[stem(1)]
+        write_safetensors(path, tensors)
+        line = self.fails(2, "quantize", model, "-o", self.path("o"), "--scheme", "W8A8", "--method", "rtn",
+                          says="are one matrix that layers share: save the model with each of them once")
+        self.assertIn(stem(4), line)
+
     def test_factors_of_keys_and_values(self):
         """Each layer has its own, although the projections are shared."""
         ids, model, out = self.ids(), self.model("zamba2"), self.path("scales.safetensors")
