@@ -543,8 +543,9 @@ void Decoder::run(Step& step, Step* last, const Matrix& logits, const Matrix& hi
     x = feature_stream(step.batch, embedded_);
   }
   if (has_side_streams(spec_)) {
-    embeddings_ = arena_.matrix(x.rows, x.cols);
-    ops_.gather_rows(embeddings_, x, std::span(every_).first(static_cast<size_t>(x.rows)));
+    embeddings_ = continues ? embed(step) : arena_.matrix(x.rows, x.cols);
+    if (!continues)
+      ops_.gather_rows(embeddings_, x, std::span(every_).first(static_cast<size_t>(x.rows)));
     side_ = arena_.matrix(x.rows, x.cols);
     next_side_ = arena_.matrix(x.rows, x.cols);
   }

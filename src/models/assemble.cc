@@ -40,7 +40,7 @@ Status assemble_norms(WeightReader& reader, const BranchSpec& spec, int64_t hidd
                       BranchNormWeights& out) {
   const BranchNorms& norms = spec.norms;
   const bool opens = spec.side == Side::kOpens;
-  const NormRoles& roles = opens ? kSideNorms : loading_of(spec).norms;
+  const NormRoles& roles = norm_roles_of(spec);
   struct Place {
     const std::optional<NormSpec>& norm;
     Role role;

@@ -19,6 +19,10 @@ const BranchLoading& loading_of(const BranchSpec& branch) {
   return *kLoadings[branch.body.index()];
 }
 
+const NormRoles& norm_roles_of(const BranchSpec& branch) {
+  return branch.side == Side::kOpens ? kSideNorms : loading_of(branch).norms;
+}
+
 const loader::TensorSource* find_kv_scale(const WeightReader& reader, Role projection, int layer,
                                           const std::string& name) {
   if (reader.is_gguf()) return nullptr;

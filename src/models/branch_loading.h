@@ -78,6 +78,7 @@ Status assemble_dt_bias(WeightReader& reader, int layer, int64_t size, Vector& o
 Result<float> read_tanh_gate(WeightReader& reader, Role role, int layer = -1);
 
 const BranchLoading& loading_of(const BranchSpec& branch);
+const NormRoles& norm_roles_of(const BranchSpec& branch);
 
 // What both kinds of attention end with: sinks, and the output projection.
 template <class Spec, class Weights>

@@ -340,12 +340,19 @@ Status WeightReader::joined(Linear& out, Role first, int64_t first_rows, Role se
                             int64_t second_rows, int layer, int64_t cols) {
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* head, require(first, ".weight", layer));
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* tail, require(second, ".weight", layer));
-  FRESHET_ASSIGN_OR_RETURN(Rows rows, this->rows(*head, first_rows, cols));
-  FRESHET_ASSIGN_OR_RETURN(Rows more, this->rows(*tail, second_rows, cols));
+  const auto kAny = Inputs::kAnyOrder;
+  FRESHET_ASSIGN_OR_RETURN(Rows rows, this->rows(*head, first_rows, cols, Layout::kRows, kAny));
+  FRESHET_ASSIGN_OR_RETURN(Rows more, this->rows(*tail, second_rows, cols, Layout::kRows, kAny));
+  if (rows.inputs != more.inputs || rows.outliers.columns != more.outliers.columns) {
+    FRESHET_ASSIGN_OR_RETURN(rows, this->rows(*head, first_rows, cols));
+    FRESHET_ASSIGN_OR_RETURN(more, this->rows(*tail, second_rows, cols));
+  }
   if (rows.format != more.format) {
     return unsupported("tensors '{}' and '{}' have different formats", head->name, tail->name);
   }
   rows.rows.insert(rows.rows.end(), more.rows.begin(), more.rows.end());
+  std::vector<const uint8_t*>& outliers = rows.outliers.rows;
+  outliers.insert(outliers.end(), more.outliers.rows.begin(), more.outliers.rows.end());
   for (Buffer& buffer : more.owned) rows.owned.push_back(std::move(buffer));
   FRESHET_RETURN_IF_ERROR(pack(out.weight, head->name, rows));
   release(*head);

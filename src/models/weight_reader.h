@@ -106,7 +106,8 @@ class WeightReader {
   // A linear layer with its bias if it has one: the whole of a role's tensors.
   Status linear(Linear& out, Role role, int layer, int64_t rows, int64_t cols, bool bias,
                 std::span<const int64_t> order = {}, int expert = -1);
-  // The same without a bias, of the rows of two roles: `second` behind `first`.
+  // The same without a bias, of the rows of two roles: `second` behind `first`. Outlier columns
+  // stay apart if both have the same.
   Status joined(Linear& out, Role first, int64_t first_rows, Role second, int64_t second_rows,
                 int layer, int64_t cols);
   // Weight and bias times `factor`.

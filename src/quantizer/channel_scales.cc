@@ -1,5 +1,5 @@
 // Scales of input channels (AWQ, SmoothQuant), folded into what makes those inputs: a norm, the
-// values of attention, or the up projection of a gated MLP.
+// values of attention, the up projection of a gated MLP, or the norm behind a state.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -17,26 +17,6 @@ using models::Role;
 
 // A search holds its matrices in memory, in F32: of many experts a few stand for all.
 constexpr size_t kMostMatrices = 12;
-
-bool is_attention(Role role) {
-  switch (role) {
-    case Role::kQuery:
-    case Role::kKey:
-    case Role::kValue:
-    case Role::kQkv:
-    case Role::kOutput:
-    case Role::kQueryDown:
-    case Role::kQueryUp:
-    case Role::kKvDown:
-    case Role::kKvUp:
-    case Role::kStateIn:  // behind the same norm
-    case Role::kStateX:
-    case Role::kStateOut:
-      return true;
-    default:
-      return false;
-  }
-}
 
 // The role of the rows that make the inputs of a matrix, channel by channel; kCount: none does.
 Role maker_of(Role role) {
@@ -56,14 +36,28 @@ Role maker_of(Role role) {
 
 // Whether a factor of a channel of the maker comes through to the reader unchanged.
 bool passes_through(const BranchSpec& branch, Role reader) {
+  // Adapters add to values and to what up projections make.
   if (const auto* a = std::get_if<AttentionSpec>(&branch.body))
-    return reader == Role::kOutput && a->kv_heads == a->heads;
-  if (const auto* mlp = std::get_if<MlpSpec>(&branch.body)) return mlp->gated;
+    return reader == Role::kOutput && a->kv_heads == a->heads && a->adapter_rank == 0;
+  if (const auto* mlp = std::get_if<MlpSpec>(&branch.body))
+    return mlp->gated && mlp->adapter_rank == 0;
   if (const auto* moe = std::get_if<MoeSpec>(&branch.body)) return moe->glu.limit == 0.0f;
   return false;
 }
 
+// Whether a norm with a weight for each input of kStateOut is the last thing that changes them,
+// other than gates. A delta net's norm has the same weights for all heads.
+bool ends_in_norm(const BranchSpec& branch) {
+  if (const auto* m = std::get_if<Mamba2Spec>(&branch.body)) return m->norm && m->norm->weight;
+  const auto* l = std::get_if<LightningSpec>(&branch.body);
+  return l != nullptr && l->norm.weight;
+}
+
 }  // namespace
+
+bool takes_scales(const BranchSpec& branch) {
+  return branch.norms.in && branch.norms.in->weight && !branch.normed_stream;
+}
 
 // The scales that a search finds for matrices that read the same inputs; empty: none help.
 Result<std::vector<float>> QuantizeJob::search_scales(const std::vector<const Work*>& readers,
@@ -97,10 +91,11 @@ Status QuantizeJob::change_tensor(const std::string& name, std::span<const float
 }
 
 // Divides a norm by the scales, rounded to its type; `scales` become what it is divided by in fact.
-Status QuantizeJob::divide_norm(const BranchSpec& branch, int layer, std::vector<float>& scales) {
+Status QuantizeJob::divide_norm(const BranchSpec& branch, Role role, int layer,
+                                std::vector<float>& scales) {
   const models::WeightReader& reader = working_.reader();
-  const Role role = models::loading_of(branch).norms.in;
-  FRESHET_ASSIGN_OR_RETURN(const auto* weight, reader.require(role, ".weight", layer));
+  const auto* weight = models::find_shared(reader, branch, role, ".weight", layer);
+  if (weight == nullptr) return reader.require(role, ".weight", layer).status();
   const float offset = reader.architecture().norms_less_one ? 1.0f : 0.0f;
   FRESHET_ASSIGN_OR_RETURN(const std::vector<float> before, working_.read_all(weight->name));
   std::vector<float> after = before;
@@ -141,41 +136,59 @@ Status QuantizeJob::scale_norm(const models::Part& part, int branch,
   const LayerSpec& layer = working_.model().spec.layers[static_cast<size_t>(part.layer)];
   const BranchSpec& spec = layer.branches[static_cast<size_t>(branch)];
   if (!spec.norms.in || !spec.norms.in->weight) return {};
-  std::vector<bool> covered(2, false);  // MLP, attention
-  for (int b = branch; b < part.first_branch + part.branches; ++b) {
-    const BranchSpec& one = layer.branches[static_cast<size_t>(b)];
-    if (b > branch && one.norms.in) break;
-    covered[models::loading_of(one).norms.in == Role::kAttentionIn ? 1 : 0] = true;
-  }
+  // The norm of matrices that layers share is done with these.
+  if (spec.sharers.size() > 1 && !part.shared) return {};
+  int end = branch + 1;
+  while (end < part.first_branch + part.branches &&
+         !layer.branches[static_cast<size_t>(end)].norms.in)
+    ++end;
   const auto reads = [&](const LinearTensor& t) {
-    return t.input == InputOf::kNorm && covered[is_attention(t.role) ? 1 : 0];
+    return t.input == InputOf::kNorm && t.branch >= branch && t.branch < end;
   };
   std::vector<const Work*> readers;
   const InputStats* stats = nullptr;  // of the most tokens
-  for (const Work& w : work) {
+  for (Work& w : work) {
     if (!reads(w.tensor)) continue;
+    if (spec.normed_stream && w.note.empty())
+      w.note = "not scaled: the norm in front is the residual stream itself";
     readers.push_back(&w);
     if (w.stats != nullptr && (stats == nullptr || w.stats->tokens > stats->tokens))
       stats = w.stats;
   }
+  if (readers.empty() || !takes_scales(spec)) return {};
   std::vector<std::string> others;
   for (const LinearTensor& t : linears) {
     if (reads(t) && targets(t).empty()) others.push_back(t.source->name);
   }
-  for (const Role role : {Role::kRouter, Role::kSharedScale}) {
-    const auto* t = covered[0] ? working_.reader().find(role, ".weight", part.layer) : nullptr;
-    if (t == nullptr) continue;
-    others.push_back(t->name);
-    if (const InputStats* all = collected.find(t->name)) stats = all;
+  for (int b = branch; b < end; ++b) {
+    for (const auto* t :
+         models::other_norm_readers(working_.reader(), working_.model().spec, part, b)) {
+      others.push_back(t->name);
+      const InputStats* all = collected.find(t->name);
+      if (all != nullptr && (stats == nullptr || all->tokens > stats->tokens)) stats = all;
+    }
   }
-  if (readers.empty() || stats == nullptr) return {};
+  if (stats == nullptr) return {};
   FRESHET_ASSIGN_OR_RETURN(std::vector<float> scales, search_scales(readers, *stats));
   if (scales.empty()) return {};
-  FRESHET_RETURN_IF_ERROR(divide_norm(spec, part.layer, scales));
+  FRESHET_RETURN_IF_ERROR(divide_norm(spec, models::norm_roles_of(spec).in, part.layer, scales));
   for (const std::string& name : others) FRESHET_RETURN_IF_ERROR(multiply_columns(name, scales));
   for (Work& w : work) {
     if (reads(w.tensor)) w.scales.columns = scales;
   }
+  return {};
+}
+
+// A projection out of a layer with states, behind a norm.
+Status QuantizeJob::scale_state_norm(Work& reader) {
+  const LayerSpec& layer = working_.model().spec.layers[static_cast<size_t>(reader.tensor.layer)];
+  const BranchSpec& branch = layer.branches[static_cast<size_t>(reader.tensor.branch)];
+  if (reader.tensor.role != Role::kStateOut || reader.stats == nullptr || !ends_in_norm(branch))
+    return {};
+  FRESHET_ASSIGN_OR_RETURN(std::vector<float> scales, search_scales({&reader}, *reader.stats));
+  if (scales.empty()) return {};
+  FRESHET_RETURN_IF_ERROR(divide_norm(branch, Role::kStateNorm, reader.tensor.layer, scales));
+  reader.scales.columns = scales;
   return {};
 }
 
@@ -184,10 +197,8 @@ Status QuantizeJob::scale_maker(Work& reader, std::vector<Work>& work) {
   const LayerSpec& layer = working_.model().spec.layers[static_cast<size_t>(reader.tensor.layer)];
   const Role role = maker_of(reader.tensor.role);
   if (role == Role::kCount || reader.stats == nullptr) return {};
-  const bool passes = std::ranges::any_of(layer.branches, [&](const BranchSpec& b) {
-    const bool attention = models::loading_of(b).norms.in == Role::kAttentionIn;
-    return attention == is_attention(role) && passes_through(b, reader.tensor.role);
-  });
+  const BranchSpec& branch = layer.branches[static_cast<size_t>(reader.tensor.branch)];
+  const bool passes = passes_through(branch, reader.tensor.role);
   const auto maker = std::ranges::find_if(work, [&](const Work& w) {
     const bool fused = role == Role::kUp && w.tensor.role == Role::kGateUp;
     return (w.tensor.role == role || fused) && w.tensor.expert == reader.tensor.expert;
@@ -214,8 +225,10 @@ Status QuantizeJob::scale_channels(const models::Part& part,
   if (!options_.method.scales_channels()) return {};
   for (int b = part.first_branch; b < part.first_branch + part.branches; ++b)
     FRESHET_RETURN_IF_ERROR(scale_norm(part, b, linears, work, collected));
-  for (size_t i = 0; i < work.size() && options_.method.awq; ++i)
+  for (size_t i = 0; i < work.size() && options_.method.awq; ++i) {
     FRESHET_RETURN_IF_ERROR(scale_maker(work[i], work));
+    FRESHET_RETURN_IF_ERROR(scale_state_norm(work[i]));
+  }
   for (const std::string& name : changed_) {
     const loader::TensorSource* t = working_.checkpoint().find(name);
     StoredTensor& to = stored.emplace_back();

@@ -93,7 +93,7 @@ std::vector<float> key_channel_scales(std::span<const double> queries, std::span
 }
 
 bool keeps_keys_and_values(const ModelSpec& spec, const models::Part& part) {
-  if (part.layer < 0) return false;
+  if (part.layer < 0 || part.shared) return false;
   const auto& branches = spec.layers[static_cast<size_t>(part.layer)].branches;
   const auto first = branches.begin() + part.first_branch;
   return std::any_of(first, first + part.branches, [](const BranchSpec& b) {
@@ -103,7 +103,9 @@ bool keeps_keys_and_values(const ModelSpec& spec, const models::Part& part) {
 
 KvScaleNameSet kv_scale_names(const models::WeightReader& reader, int layer, KvScaleNames names) {
   using models::Role;
-  const bool fused = reader.find(Role::kKey, ".weight", layer) == nullptr;
+  // A layer that shares the tensors of another has neither.
+  const bool fused = reader.find(Role::kKey, ".weight", layer) == nullptr &&
+                     reader.find(Role::kQkv, ".weight", layer) != nullptr;
   const auto stem = [&](Role role) {
     std::string out = reader.stem(fused ? Role::kQkv : role, layer);
     if (names == KvScaleNames::kAttention) out.resize(out.rfind('.'));

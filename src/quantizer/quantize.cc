@@ -177,7 +177,8 @@ Status QuantizeJob::prepare() {
       ignored_.push_back(std::move(*regex));
     }
   }
-  parts_ = models::parts_of(working_.model().spec);
+  if (options_.method.smoothquant) FRESHET_RETURN_IF_ERROR(check_norms());
+  parts_ = working_.parts();
   if (options_.imatrix != nullptr) given_.emplace(*options_.imatrix);
   for (size_t i = 0; i < parts_.size() && options_.container != nullptr; ++i) {
     FRESHET_ASSIGN_OR_RETURN(const auto linears, working_.linears(parts_[i]));
@@ -186,6 +187,18 @@ Status QuantizeJob::prepare() {
     }
   }
   return {};
+}
+
+// SmoothQuant scales channels in norms only.
+Status QuantizeJob::check_norms() const {
+  const ModelSpec& spec = working_.model().spec;
+  for (const LayerSpec& layer : spec.layers) {
+    if (std::ranges::any_of(layer.branches, takes_scales)) return {};
+  }
+  return unsupported(
+      "--method smoothquant: no norm of {} can take scales, because what norms make is the "
+      "residual stream itself, or they have no weights: use gptq or awq",
+      spec.architecture);
 }
 
 // The formats of a matrix; none: it stays as it is.
@@ -206,6 +219,21 @@ std::vector<Target> QuantizeJob::targets(const LinearTensor& t) const {
   return out;
 }
 
+// Two tensors of a delta net are one matrix when the model runs.
+Status QuantizeJob::check_joined(const std::vector<LinearTensor>& linears) const {
+  for (const LinearTensor& t : linears) {
+    if (t.role != models::Role::kStateZ) continue;
+    for (const LinearTensor& other : linears) {
+      if (other.role != models::Role::kStateIn || targets(t).empty() == targets(other).empty())
+        continue;
+      const bool first = targets(t).empty();
+      return invalid_argument("--ignore names '{}' but not '{}': they run as one matrix, name both",
+                              (first ? t : other).source->name, (first ? other : t).source->name);
+    }
+  }
+  return {};
+}
+
 Status QuantizeJob::check_shapes() const {
   if (options_.container == nullptr) return {};
   if (options_.kv_scales && std::ranges::none_of(parts_, [this](const models::Part& part) {
@@ -217,6 +245,7 @@ Status QuantizeJob::check_shapes() const {
   int64_t count = 0;
   for (const models::Part& part : parts_) {
     FRESHET_ASSIGN_OR_RETURN(const auto linears, working_.linears(part));
+    FRESHET_RETURN_IF_ERROR(check_joined(linears));
     for (const LinearTensor& t : linears) {
       if (targets(t).empty()) continue;
       ++count;
@@ -263,19 +292,22 @@ bool QuantizeJob::reads_text() const {
          !options_.calibration.windows.empty();
 }
 
+Result<std::unique_ptr<PartRunner>> QuantizeJob::new_runner() {
+  PartRunner::Options o;
+  o.memory = options_.memory;
+  o.folder = results_->folder();
+  o.stop = [this] { return stopped(fraction_); };
+  o.device = options_.device;
+  return PartRunner::create(working_.compute(), working_.checkpoint(), working_.model(),
+                            options_.calibration.windows, o);
+}
+
 Status QuantizeJob::run_parts() {
   FRESHET_ASSIGN_OR_RETURN(PartResults results,
                            PartResults::open(options_.output + ".partial", key()));
   results_.emplace(std::move(results));
   if (reads_text()) {
-    PartRunner::Options o;
-    o.memory = options_.memory;
-    o.folder = results_->folder();
-    o.stop = [this] { return stopped(fraction_); };
-    o.device = options_.device;
-    FRESHET_ASSIGN_OR_RETURN(
-        runner_, PartRunner::create(working_.compute(), working_.checkpoint(), working_.model(),
-                                    options_.calibration.windows, o));
+    FRESHET_ASSIGN_OR_RETURN(runner_, new_runner());
   }
   const auto count = static_cast<int>(parts_.size());
   int last_open = -1;  // behind the last part that is not finished, nothing needs streams
@@ -303,6 +335,10 @@ Status QuantizeJob::run_part(int index, bool streams_needed) {
       FRESHET_ASSIGN_OR_RETURN(const PartResults::Part done, results_->read(index));
       FRESHET_RETURN_IF_ERROR(apply_part(done, linears));
     }
+  }
+  if (part.shared) {  // all its layers run with the new numbers
+    changed_.clear();
+    return {};
   }
   if (streams_needed) FRESHET_RETURN_IF_ERROR(runner_->advance(part));
   for (const LinearTensor& t : linears) working_.restore(t.source->name);

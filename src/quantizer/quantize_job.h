@@ -60,6 +60,9 @@ class QuantizeJob {
   bool has_kv_scales(const models::Part& part) const;
   bool reads_text() const;  // whether calibration windows run through the model
   bool stopped(double fraction) const;
+  Status check_norms() const;
+  Status check_joined(const std::vector<models::LinearTensor>& linears) const;
+  Result<std::unique_ptr<PartRunner>> new_runner();
   Status run_part(int index, bool streams_needed);
   Status restore_part(int index, const std::vector<models::LinearTensor>& linears,
                       bool streams_needed);
@@ -95,9 +98,11 @@ class QuantizeJob {
                     const std::vector<models::LinearTensor>& linears, std::vector<Work>& work,
                     const PartRunner::Collected& collected);
   Status scale_maker(Work& reader, std::vector<Work>& work);
+  Status scale_state_norm(Work& reader);
   Result<std::vector<float>> search_scales(const std::vector<const Work*>& readers,
                                            const InputStats& stats);
-  Status divide_norm(const BranchSpec& branch, int layer, std::vector<float>& scales);
+  Status divide_norm(const BranchSpec& branch, models::Role role, int layer,
+                     std::vector<float>& scales);
   Status divide_vector(const std::string& name, const std::vector<float>& scales, size_t first);
   Status multiply_columns(const std::string& name, const std::vector<float>& scales);
   Status change_tensor(const std::string& name, std::span<const float> values);
@@ -135,6 +140,9 @@ class QuantizeJob {
   double fraction_ = 0.0;
   QuantizeReport report_;
 };
+
+// Whether the norm in front of a branch may be divided by scales of channels.
+bool takes_scales(const BranchSpec& branch);
 
 // The factors of keys and of values of a part, in its file.
 inline constexpr char kKvScales[] = "kv_scales";

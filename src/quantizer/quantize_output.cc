@@ -259,7 +259,7 @@ Status QuantizeJob::verify_container(const loader::Checkpoint& checkpoint) {
         const QuantisedMatrix matrix,
         load_matrix(name, t, options_.scheme, finished_[static_cast<size_t>(part)].file));
     FRESHET_ASSIGN_OR_RETURN(const auto* source,
-                             reader.require(t.role, ".weight", t.layer, t.expert));
+                             reader.require(t.role, ".weight", t.layer, t.which()));
     FRESHET_ASSIGN_OR_RETURN(
         const models::Rows rows,
         reader.rows(*source, t.rows, t.cols, models::Layout::kRows, models::Inputs::kAnyOrder));

@@ -171,8 +171,13 @@ Status QuantizeJob::quantise_part(int index, const models::Part& part,
     // Some hundred inputs are enough to choose the scales of SmoothQuant.
     const int64_t every =
         options_.method.smoothquant ? std::max<int64_t>(runner_->tokens() / 512, 1) : 0;
-    FRESHET_ASSIGN_OR_RETURN(collected,
-                             runner_->collect(part, {.gram = products, .sample_every = every}));
+    const InputCollector::Wants wants{.gram = products, .sample_every = every};
+    if (part.shared) {
+      FRESHET_ASSIGN_OR_RETURN(const auto whole, new_runner());
+      FRESHET_ASSIGN_OR_RETURN(collected, whole->collect_uses(part, wants, working_.reader()));
+    } else {
+      FRESHET_ASSIGN_OR_RETURN(collected, runner_->collect(part, wants));
+    }
     for (Work& w : work) {
       w.stats = collected.of(w.tensor, working_.reader());
       w.own = w.stats;

@@ -42,19 +42,11 @@ Result<std::unique_ptr<WorkingModel>> WorkingModel::open(
   if (!model.spec.generates)
     return unsupported(
         "{} is an encoder or a classifier; only models that write text can be quantised", path);
-  // parts.h knows neither the linear layers of linear attention nor side streams.
-  for (const LayerSpec& layer : model.spec.layers) {
-    if (layer.find<DeltaNetSpec>() != nullptr || layer.find<LightningSpec>() != nullptr)
-      return unsupported("{} has linear attention: models with such layers cannot be quantised",
-                         model.spec.architecture);
-  }
-  if (has_side_streams(model.spec))
-    return unsupported("{} has side streams: models with those cannot be quantised",
-                       model.spec.architecture);
   std::unique_ptr<WorkingModel> working(
       new WorkingModel(std::move(checkpoint), std::move(model), std::move(compute)));
-  for (const models::Part& part : models::parts_of(working->model_.spec)) {
+  for (const models::Part& part : working->parts()) {
     FRESHET_ASSIGN_OR_RETURN(const auto linears, working->linears(part));
+    if (part.shared) FRESHET_RETURN_IF_ERROR(working->check_shared(part, linears));
     for (const models::LinearTensor& t : linears) {
       const bool plain = t.source->format && quant::info(*t.source->format).plain();
       if (!plain)
@@ -63,6 +55,28 @@ Result<std::unique_ptr<WorkingModel>> WorkingModel::open(
     }
   }
   return working;
+}
+
+std::vector<models::Part> WorkingModel::parts() const {
+  std::vector<models::Part> out = models::shared_parts_of(model_.spec);
+  for (const models::Part& part : models::parts_of(model_.spec)) out.push_back(part);
+  return out;
+}
+
+// Some tools write a tensor that layers share once for each of them.
+Status WorkingModel::check_shared(const models::Part& part,
+                                  const std::vector<models::LinearTensor>& linears) const {
+  for (const models::LinearTensor& t : linears) {
+    for (const int layer : models::sharers_of(model_.spec, part)) {
+      const TensorSource* other = reader_->find(t.role, ".weight", layer);
+      if (other == nullptr || other == t.source) continue;
+      return unsupported(
+          "tensors '{}' and '{}' are one matrix that layers share: save the model with each of "
+          "them once (transformers' save_pretrained does)",
+          t.source->name, other->name);
+    }
+  }
+  return {};
 }
 
 std::string WorkingModel::dtype() const {

@@ -29,6 +29,8 @@ class WorkingModel {
   const std::shared_ptr<runtime::Compute>& compute() const { return compute_; }
   std::string dtype() const;  // config.json's: what the model computes in
 
+  // What is quantised at a time, in order: matrices that layers share, and the parts that run.
+  std::vector<models::Part> parts() const;
   // The linear layers of a part.
   Result<std::vector<models::LinearTensor>> linears(const models::Part& part) const;
   // The numbers of a matrix, [rows, cols].
@@ -49,6 +51,8 @@ class WorkingModel {
     Buffer values;
   };
   Result<Changed*> change(const std::string& name);
+  Status check_shared(const models::Part& part,
+                      const std::vector<models::LinearTensor>& linears) const;
 
   loader::Checkpoint checkpoint_;
   models::Description model_;

@@ -16,6 +16,20 @@ int64_t blocks_of(int64_t tokens) {
   return (tokens + ops::kBlockTokens - 1) / ops::kBlockTokens;
 }
 
+// The widest output of a projection that is added to another's: to the stream, or an adapter's.
+int64_t widest_sum(const ModelSpec& spec) {
+  int64_t most = spec.hidden_size;
+  for (const LayerSpec& layer : spec.layers) {
+    for (const BranchSpec& b : layer.branches) {
+      if (const auto* a = std::get_if<AttentionSpec>(&b.body); a != nullptr && a->adapter_rank > 0)
+        most = std::max(most, int64_t{a->heads} * std::max(a->head_dim, a->value_dim));
+      if (const auto* m = std::get_if<MlpSpec>(&b.body); m != nullptr && m->adapter_rank > 0)
+        most = std::max<int64_t>(most, m->ff);
+    }
+  }
+  return most;
+}
+
 }  // namespace
 
 PartRunner::PartRunner(std::shared_ptr<runtime::Compute> compute,
@@ -127,22 +141,67 @@ Status PartRunner::run(Model& part, bool reads_ids, InputCollector* collector, b
   return {};
 }
 
+std::unique_ptr<InputCollector> PartRunner::new_collector(const InputCollector::Wants& wants) {
+  return std::make_unique<InputCollector>(wants, compute_->ops(), step_tokens_,
+                                          model_.spec.hidden_size, options_.device);
+}
+
+Status PartRunner::observe(Model& part, bool reads_ids, InputCollector& collector, bool moves_on) {
+  ops::Ops& ops = compute_->ops();
+  FRESHET_RETURN_IF_ERROR(
+      ops.set_projection_hooks(&collector, step_tokens_, widest_sum(part.spec())));
+  Status done = part.reserve(step_tokens_, 1, longest_);
+  if (done.ok()) done = run(part, reads_ids, &collector, moves_on);
+  FRESHET_RETURN_IF_ERROR(ops.set_projection_hooks(nullptr));
+  return done;
+}
+
 Result<PartRunner::Collected> PartRunner::collect(const models::Part& part,
                                                   const InputCollector::Wants& wants,
                                                   bool moves_on) {
   FRESHET_ASSIGN_OR_RETURN(const auto model, load(part));
-  ops::Ops& ops = compute_->ops();
   Collected out;
-  const int64_t hidden = model_.spec.hidden_size;
-  out.collector =
-      std::make_unique<InputCollector>(wants, ops, step_tokens_, hidden, options_.device);
-  FRESHET_RETURN_IF_ERROR(ops.set_projection_hooks(out.collector.get(), step_tokens_, hidden));
-  Status done = model->reserve(step_tokens_, 1, longest_);
-  if (done.ok()) done = run(*model, part.layer < 0, out.collector.get(), moves_on);
-  FRESHET_RETURN_IF_ERROR(ops.set_projection_hooks(nullptr));
-  FRESHET_RETURN_IF_ERROR(done);
+  out.collector = new_collector(wants);
+  FRESHET_RETURN_IF_ERROR(observe(*model, part.layer < 0, *out.collector, moves_on));
   FRESHET_RETURN_IF_ERROR(out.collector->finish());
   out.weights = model->weights();
+  return out;
+}
+
+Result<PartRunner::Collected> PartRunner::collect_uses(const models::Part& shared,
+                                                       InputCollector::Wants wants,
+                                                       const models::WeightReader& reader) {
+  FRESHET_ASSIGN_OR_RETURN(const auto linears, models::linear_tensors(reader, model_.spec, shared));
+  std::vector<int> uses = models::sharers_of(model_.spec, shared);
+  const auto is_shared = [&](const Model::WeightInfo& w) {
+    return std::ranges::any_of(
+        linears, [&](const models::LinearTensor& t) { return t.source->name == w.name; });
+  };
+  Collected out;
+  for (const models::Part& part : models::parts_of(model_.spec)) {
+    if (std::ranges::count(uses, part.layer) == 0) {
+      FRESHET_RETURN_IF_ERROR(advance(part));
+      continue;
+    }
+    FRESHET_ASSIGN_OR_RETURN(const auto model, load(part));
+    const std::vector<Model::WeightInfo>& weights = model->weights();
+    if (out.collector == nullptr) {
+      out.weights = weights;
+      for (size_t id = 0; id < weights.size(); ++id) {
+        if (is_shared(weights[id])) wants.gram_of.push_back(static_cast<int32_t>(id));
+      }
+      out.collector = new_collector(wants);
+    }
+    // Layers that share matrices have the same ones in the same order, so ids mean the same.
+    for (size_t id = 0; id < weights.size(); ++id) {
+      FRESHET_CHECK(!is_shared(weights[id]) || weights[id].name == out.weights[id].name,
+                    "'{}' is another matrix in layer {}", weights[id].name, part.layer);
+    }
+    FRESHET_RETURN_IF_ERROR(observe(*model, false, *out.collector, true));
+    std::erase(uses, part.layer);
+    if (uses.empty()) break;
+  }
+  FRESHET_RETURN_IF_ERROR(out.collector->finish());
   return out;
 }
 
@@ -174,7 +233,12 @@ InputStats* PartRunner::Collected::of(const models::LinearTensor& t,
   if (t.input == models::InputOf::kLatent) return nullptr;
   const int64_t occurrence = t.count > 1 ? t.index : 0;
   if (InputStats* found = find(t.source->name, occurrence)) return found;
-  // While a model runs, the gate and the up projection of an expert are one matrix, under one name.
+  // While a model runs, a delta net's gates are rows of its other inputs, and the gate and the up
+  // projection of an expert are one matrix, under one name.
+  if (t.role == Role::kStateZ) {
+    const auto* joined = reader.find(Role::kStateIn, ".weight", t.layer);
+    return joined == nullptr ? nullptr : find(joined->name);
+  }
   const Role up = t.role == Role::kExpertGate    ? Role::kExpertUp
                   : t.role == Role::kExpertsGate ? Role::kExpertsUp
                                                  : Role::kCount;

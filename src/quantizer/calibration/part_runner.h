@@ -56,6 +56,10 @@ class PartRunner {
   // Runs the part. moves_on: the streams are replaced, as by advance().
   Result<Collected> collect(const models::Part& part, const InputCollector::Wants& wants,
                             bool moves_on = false);
+  // Statistics of matrices that layers share (Part::shared), over all their uses: runs the parts in
+  // front of the last use, and that, and replaces the streams.
+  Result<Collected> collect_uses(const models::Part& shared, InputCollector::Wants wants,
+                                 const models::WeightReader& reader);
   // Runs the part and replaces the streams.
   Status advance(const models::Part& part);
 
@@ -63,6 +67,9 @@ class PartRunner {
   PartRunner(std::shared_ptr<runtime::Compute> compute, const loader::Checkpoint& checkpoint,
              const models::Description& model, const Windows& windows, const Options& options,
              StreamStore streams);
+  // Runs a part that is loaded, with hooks.
+  Status observe(Model& part, bool reads_ids, InputCollector& collector, bool moves_on);
+  std::unique_ptr<InputCollector> new_collector(const InputCollector::Wants& wants);
   Status run(Model& part, bool reads_ids, InputCollector* collector, bool moves_on);
   struct Step {
     int64_t first = 0, last = 0;  // windows
