@@ -282,8 +282,12 @@ class MediaUrls(PictureServer):
             with open(os.path.join(cls.folder, path), "wb") as f:
                 f.write(png(seed=1))
         os.symlink("../outside.png", os.path.join(cls.pictures, "link.png"))
+        return cls.media_flags(serving.PATIENCE)
+
+    @classmethod
+    def media_flags(cls, seconds):
         return ("--allowed-media-domains", cls.address, "example.invalid", "--allowed-local-media-path",
-                cls.pictures, "--media-fetch-timeout", "1.5")
+                cls.pictures, "--media-fetch-timeout", str(seconds))
 
     @classmethod
     def tearDownClass(cls):
@@ -307,9 +311,15 @@ class MediaUrls(PictureServer):
                 self.assertIn(message, self.refusal(picture(url)))
         self.assertEqual(self.hits, [])
         for path, message in (("/away", "is not allowed"), ("/file", "picture 1"), ("/loop", "redirects more than"),
-                              ("/none", "answers 404"), ("/large", "more than"), ("/slow", "picture 1")):
+                              ("/none", "answers 404"), ("/large", "more than")):
             with self.subTest(path):
                 self.assertIn(message, self.refusal(picture(self.address + path)))
+
+    def test_slow_hosts(self):
+        self.server = serving.Server("--max-model-len", "400", "--disable-access-log", *self.media_flags(0.5),
+                                     model=os.path.join(self.folder, "model"), template=None)
+        self.addCleanup(self.server.stop)
+        self.assertIn("took too long", self.refusal(picture(self.address + "/slow")))
 
     def test_files_outside_the_folder(self):
         for path in (f"{self.pictures}/link.png", f"{self.pictures}/../outside.png", f"{self.folder}/outside.png",
