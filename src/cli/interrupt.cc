@@ -17,10 +17,16 @@ constexpr int kInterrupted = 130;
 // Written to by the signal handler; -1 while there is no Interrupts.
 volatile int wake_fd = -1;
 
+// With the time when it came: on a busy machine the thread gets to it later.
+struct Arrival {
+  int number;
+  std::chrono::steady_clock::time_point at;
+};
+
 void on_signal(int number) {
   const int saved = errno;
-  const char byte = static_cast<char>(number);
-  if (wake_fd >= 0) (void)!::write(wake_fd, &byte, 1);
+  const Arrival signal{number, std::chrono::steady_clock::now()};
+  if (wake_fd >= 0) (void)!::write(wake_fd, &signal, sizeof signal);
   errno = saved;
 }
 
@@ -60,19 +66,18 @@ void Interrupts::loop() {
   std::chrono::steady_clock::time_point last;
   std::chrono::milliseconds patience{};
   for (;;) {
-    char byte;
-    const ssize_t n = ::read(pipe_ends[0], &byte, 1);
+    Arrival signal;
+    const ssize_t n = ::read(pipe_ends[0], &signal, sizeof signal);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0 || stop_) return;
-    if (byte == SIGTERM) terminated_ = true;
-    const auto now = std::chrono::steady_clock::now();
+    if (signal.number == SIGTERM) terminated_ = true;
     const bool again = requested_.exchange(true);
-    if (!again || now - last >= kEcho) {
+    if (!again || signal.at - last >= kEcho) {
       const std::lock_guard lock(mutex_);
       if (top_ == nullptr || again) exit_now();
       top_->call_();
       patience = top_->patience_;
-      last = now;
+      last = signal.at;
     }
     if (patience.count() > 0 && out_of_patience(patience)) exit_now();
   }

@@ -28,7 +28,7 @@ class Interrupts {
 
   static constexpr std::chrono::milliseconds kPatience{
       1000};  // for commands that leave nothing behind
-  static constexpr std::chrono::milliseconds kEcho{30};
+  static constexpr std::chrono::milliseconds kEcho{100};
 
   // Handlers nest: the newest one is called. Patience 0: unlimited.
   class Handler {

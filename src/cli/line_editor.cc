@@ -260,6 +260,8 @@ std::optional<LineEditor::Event> LineEditor::Impl::take(const Key& key) {
         buffer.insert("\n");
         break;
       }
+      // Before the screen shows that the message is sent: a Ctrl-C from then on stops the answer.
+      terminal_mode::wait();
       leave_rows();
       return Event::kLine;
     case KeyKind::kUp:

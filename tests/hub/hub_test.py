@@ -216,7 +216,7 @@ class Pull(Case):
         self.hub.cdn_faults += [fake_hub.slow(30_000, 0.1)]
         both = [subprocess.Popen([FRESHET, "pull", "hf:org/m"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  text=True, env=self.environment()) for _ in range(2)]
-        outputs = [p.communicate(timeout=60) for p in both]
+        outputs = [p.communicate(timeout=180) for p in both]
         self.assertEqual([p.returncode for p in both], [0, 0], outputs)
         self.assertEqual(len(self.hub.requests("cdn")), 1)
 

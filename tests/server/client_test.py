@@ -19,7 +19,7 @@ except ImportError:
     print("the openai client is not installed here")
     sys.exit(77)
 
-from serving import Case, GOLDEN, Server
+from serving import Case, GOLDEN, PATIENCE, Server
 
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "The weather of a city",
@@ -39,7 +39,7 @@ class ClientCase(Case):
     def setUpClass(cls):
         super().setUpClass()
         cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0,
-                                   timeout=120)
+                                   timeout=PATIENCE)
 
     def chat(self, messages=None, **options):
         options.setdefault("max_tokens", 12)

@@ -6,7 +6,7 @@ import json
 import subprocess
 import unittest
 
-from serving import FRESHET, Server
+from serving import FRESHET, PATIENCE, Server
 
 TEXT = " ".join(f"Verse {i}: a fox crossed the river and counted {i * i} stones." for i in range(30))
 QUESTION = {"prompt": TEXT, "max_tokens": 16, "temperature": 0, "return_token_ids": True}
@@ -86,7 +86,7 @@ class Eviction(unittest.TestCase):
         for wrong, says in (('{"policy": "snap"}', "snapkv"), ('{', "kv_eviction")):
             with self.subTest(wrong=wrong):
                 run = subprocess.run([FRESHET, "run", "a", "-n", "1", "--kv-eviction", wrong],
-                                     capture_output=True, text=True, timeout=60)
+                                     capture_output=True, text=True, timeout=PATIENCE)
                 self.assertNotEqual(run.returncode, 0)
                 self.assertIn(says, run.stderr)
                 self.assertEqual(len(run.stderr.strip().splitlines()), 1, run.stderr)

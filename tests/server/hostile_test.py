@@ -3,14 +3,16 @@
 usage: hostile_test.py [Class[.test] ...]    needs FRESHET and FRESHET_SOURCE_DIR
 """
 import contextlib
+import http.client
 import json
+import os
 import re
 import socket
 import threading
 import time
 import unittest
 
-from serving import SANITIZED, SLOWER, BackgroundStream, Case
+from serving import PATIENCE, SANITIZED, SLOWER, BackgroundStream, Case, until
 
 HEAD = b"POST /tokenize HTTP/1.1\r\nHost: a\r\n"
 GET = b"GET /version HTTP/1.1\r\nHost: a\r\n"
@@ -28,18 +30,24 @@ class Hostile(Case):
         cls.alone = BackgroundStream.alone(cls.server)
 
     @contextlib.contextmanager
+    def quick(self, seconds, what):
+        """What takes the server no longer than this, in processor time: others may keep the machine busy. The
+        streams that run meanwhile count, on all cores."""
+        begin = self.server.cpu_seconds()
+        yield
+        self.assertLess(self.server.cpu_seconds() - begin, seconds * SLOWER * os.cpu_count(), what)
+
+    @contextlib.contextmanager
     def undisturbed(self):
         """Streams run one after another meanwhile; each must give the same tokens as alone, and
-        none may be delayed for long."""
+        none may stop."""
         over = threading.Event()
-        streams, gaps = [], []
+        streams = []
 
         def work():
             while not over.is_set() or not streams:
-                begin = time.monotonic()
                 streams.append(BackgroundStream(self.server))
-                streams[-1].run()
-                gaps.append(time.monotonic() - begin)
+                streams[-1].run()  # waits at most PATIENCE for a piece
         thread = threading.Thread(target=work)
         thread.start()
         try:
@@ -50,21 +58,17 @@ class Hostile(Case):
         for stream in streams:
             self.assertIsNone(stream.error)
             self.assertEqual(stream.ids, self.alone)
-        self.assertLess(max(gaps), 30 * SLOWER)
 
-    def answers(self, data, timeout=10):
-        """The status codes received, and whether the server closed before the timeout."""
-        begin = time.monotonic()
-        out = self.server.raw(data, timeout=timeout)
-        closed = time.monotonic() - begin < timeout
-        return [int(s) for s in re.findall(rb"HTTP/1\.1 (\d+) ", out)], closed, out
+    def answers(self, data):
+        """The status codes received until the server closes, which it must, and all that was received."""
+        out = self.server.raw(data)
+        return [int(s) for s in re.findall(rb"HTTP/1\.1 (\d+) ", out)], out
 
 
 class Framing(Hostile):
     def refused(self, data, name, status=400):
-        got, closed, out = self.answers(data + SECRET)
+        got, out = self.answers(data + SECRET)
         self.assertEqual(got, [status], (name, out[:400]))
-        self.assertTrue(closed, name)
         self.assertIn(b"Connection: close", out, name)
 
     def test_headers(self):
@@ -134,7 +138,7 @@ class Framing(Hostile):
     def test_trailers_are_no_headers(self):
         data = (HEAD + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n11\r\n" + BODY
                 + b"\r\n0\r\nX-Request-Id: from-trailer\r\nHost: evil\r\n\r\n")
-        got, _, out = self.answers(data)
+        got, out = self.answers(data)
         self.assertEqual(len(got), 1)
         self.assertNotIn(b"from-trailer", out)
 
@@ -150,15 +154,14 @@ class Framing(Hostile):
                 "percent": b"GET /v%65rsion HTTP/1.1\r\nHost: a\r\n\r\n",
                 "expect": HEAD + b"Expect: 100-continue\r\nContent-Length: 17\r\n\r\n" + BODY,
         }.items():
-            got, closed, out = self.answers(first + last)
+            got, out = self.answers(first + last)
             self.assertEqual([s for s in got if s != 100], [200, 200], (name, out))
-            self.assertTrue(closed)
             self.assertTrue(out.endswith(b'{"status":"healthy"}'), out[-200:])
 
     def test_header_injection(self):
         """Client input cannot break out of a header line of the answer."""
         for value in (b"a\rb", b"a\x00b", b"a\nSet-Cookie: x"):
-            got, _, out = self.answers(GET + b"X-Request-Id: " + value + b"\r\n\r\n")
+            got, out = self.answers(GET + b"X-Request-Id: " + value + b"\r\n\r\n")
             self.assertEqual(got, [400])
             self.assertNotIn(b"Set-Cookie", out)
 
@@ -168,11 +171,11 @@ class Slow(Hostile):
         """A hundred clients that send a byte now and then are disconnected after
         --header-timeout."""
         with self.undisturbed():
+            begin = time.monotonic()
             clients = [socket.create_connection(("127.0.0.1", self.server.port))
                        for _ in range(100)]
-            begin = time.monotonic()
             open_ = set(range(100))
-            while open_ and time.monotonic() - begin < 15:
+            while open_ and time.monotonic() - begin < PATIENCE:
                 for i in list(open_):
                     try:
                         clients[i].sendall(b"G")
@@ -191,16 +194,12 @@ class Slow(Hostile):
 
     def test_slow_body(self):
         with self.undisturbed():
-            with socket.create_connection(("127.0.0.1", self.server.port), timeout=15) as s:
+            with socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE) as s:
                 s.sendall(HEAD + b"Content-Length: 100000\r\n\r\n{")
-                begin = time.monotonic()
-                try:
-                    while time.monotonic() - begin < 15:
+                with self.assertRaises(OSError):  # at this pace the body would take hours
+                    for _ in range(5 * PATIENCE):
                         s.sendall(b" ")
                         time.sleep(0.2)
-                except OSError:
-                    pass
-                self.assertLess(time.monotonic() - begin, 8)
 
     def test_never_reads(self):
         """Data queued for a client that does not read is bounded; then its request is cancelled."""
@@ -212,18 +211,14 @@ class Slow(Hostile):
             s.connect(("127.0.0.1", self.server.port))
             s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: "
                       + str(len(body)).encode() + b"\r\n\r\n" + body)
-            end, name = time.monotonic() + 60 * SLOWER, 'finished_reason="abort"'
-            while time.monotonic() < end and not any(name in k for k in self.server.metrics()):
-                time.sleep(0.1)
-            self.assertTrue(any(name in k for k in self.server.metrics()))
+            name = 'finished_reason="abort"'
+            self.assertTrue(until(lambda: any(name in k for k in self.server.metrics()), pause=0.1))
             if not SANITIZED:
                 self.assertLess(self.server.resident_bytes() - before, 60 << 20)
 
     def test_silence(self):
-        with socket.create_connection(("127.0.0.1", self.server.port), timeout=10) as s:
-            begin = time.monotonic()
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE) as s:
             self.assertEqual(s.recv(10), b"")
-            self.assertLess(time.monotonic() - begin, 6)
 
 
 class Connections(Hostile):
@@ -232,25 +227,27 @@ class Connections(Hostile):
     def test_too_many(self):
         stream = BackgroundStream(self.server, {"max_tokens": 1500})
         stream.start()
-        stream.begun.wait(60)
+        stream.begun.wait(PATIENCE)
         held = [socket.create_connection(("127.0.0.1", self.server.port)) for _ in range(200)]
         time.sleep(0.3)
         self.assertLess(self.server.open_files(), 120)
         for s in held:
             s.close()
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
+
+        def healthy():
             try:
-                self.assertEqual(self.server.get("/health")[0], 200)
-                break
-            except OSError:
-                time.sleep(0.1)
-        stream.join(60)
+                return self.server.get("/health")[0] == 200
+            except (OSError, http.client.HTTPException):
+                return False
+        self.assertTrue(until(healthy, pause=0.1))
+        stream.join(PATIENCE)
         self.assertIsNone(stream.error)
         self.assertEqual(stream.ids[:400], self.alone)
 
 
 class Bodies(Hostile):
+    flags = ("--body-timeout", "600", "--max-body-bytes", "16000000")
+
     def test_sizes(self):
         with self.undisturbed():
             for name, data, want in (
@@ -260,11 +257,11 @@ class Bodies(Hostile):
                     ("many headers", GET + b"X: a\r\n" * 9000 + b"\r\n", 431),
                     ("long target", b"GET /" + b"a" * 40000 + b" HTTP/1.1\r\n\r\n", 431),
                     ("endless header", b"a" * 100000, 431)):
-                got, closed, out = self.answers(data)
-                self.assertEqual((got, closed), ([want], True), (name, out[:300]))
+                got, out = self.answers(data)
+                self.assertEqual(got, [want], (name, out[:300]))
             chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
-            got, closed, _ = self.answers(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 12)
-            self.assertEqual((got, closed), ([413], True))
+            got, _ = self.answers(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 12)
+            self.assertEqual(got, [413])
 
     def test_many_large_ones_at_once(self):
         """Declared bodies share one budget: memory stays bounded whatever length is announced."""
@@ -272,19 +269,23 @@ class Bodies(Hostile):
         clients = []
         with self.undisturbed():
             for _ in range(20):
-                s = socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
+                s = socket.create_connection(("127.0.0.1", self.server.port), timeout=PATIENCE)
                 s.sendall(HEAD + b"Content-Length: 15000000\r\n\r\n" + b" " * 100000)
-                clients.append(s)
-            time.sleep(0.5)
-            refused = 0
-            for s in clients:
                 s.setblocking(False)
-                try:
-                    refused += b" 503 " in s.recv(4096)
-                except BlockingIOError:
-                    pass
+                clients.append(s)
+            refused = set()
+
+            def refusals():
+                for s in clients:
+                    with contextlib.suppress(BlockingIOError):
+                        if b" 503 " in s.recv(4096):
+                            refused.add(s)
+                return len(refused)
+            until(lambda: refusals() >= 16)
+            time.sleep(0.3)
+            self.assertEqual(refusals(), 16)  # four fit
+            for s in clients:
                 s.close()
-            self.assertEqual(refused, 16)  # four fit
         self.assertLess(self.server.resident_bytes() - before, 150 << 20)
         self.assertEqual(self.server.get("/health")[0], 200)
 
@@ -306,10 +307,9 @@ class Bodies(Hostile):
                     "single quotes": b"{'prompt': 'a'}", "empty": b"", "NUL": b"\0",
                     "UTF-16": '{"prompt": "a"}'.encode("utf-16"),
             }.items():
-                begin = time.monotonic()
-                answer = self.server.post("/v1/completions", body)
+                with self.quick(5, name):
+                    answer = self.server.post("/v1/completions", body)
                 self.assert_error(answer, 400, words="JSON")
-                self.assertLess(time.monotonic() - begin, 5, name)
 
     def test_long_numbers(self):
         for number in ("1" + "0" * 1000000, "1e999999999", "-1e999999999", "0." + "0" * 1000000 + "1"):
@@ -327,10 +327,9 @@ class Bodies(Hostile):
 
 class Parameters(Hostile):
     def refused(self, field, value, path="/v1/completions", **others):
-        begin = time.monotonic()
-        answer = self.server.post(path, {"prompt": "a", "max_tokens": 5, **others, field: value})
+        with self.quick(10, field):
+            answer = self.server.post(path, {"prompt": "a", "max_tokens": 5, **others, field: value})
         self.assert_error(answer, 400, field)
-        self.assertLess(time.monotonic() - begin, 10)
 
     def test_counts(self):
         with self.undisturbed():
@@ -374,11 +373,10 @@ class Grammars(Hostile):
     """Each is refused, or served, in time; the memory limits are never exceeded."""
 
     def ask(self, kind, value):
-        begin = time.monotonic()
-        status, answer = self.server.post("/v1/completions", {
-            "prompt": "a", "max_tokens": 20, "structured_outputs": {kind: value}}, timeout=120 * SLOWER)
+        with self.quick(40, (kind, str(value)[:80])):
+            status, answer = self.server.post("/v1/completions", {
+                "prompt": "a", "max_tokens": 20, "structured_outputs": {kind: value}})
         self.assertIn(status, (200, 400), (kind, str(value)[:80], answer))
-        self.assertLess(time.monotonic() - begin, 40 * SLOWER, (kind, str(value)[:80]))
         return status
 
     def test_regex(self):

@@ -16,7 +16,7 @@ import threading
 import time
 import unittest
 
-from serving import BackgroundStream, Case, FRESHET, GOLDEN, Server, SOURCE, TEMPLATE
+from serving import BackgroundStream, Case, FRESHET, GOLDEN, PATIENCE, Server, SOURCE, TEMPLATE, until
 
 
 def bearer(key):
@@ -115,7 +115,7 @@ class Tls(Case):
             self.server.connect(context=context).request("GET", "/health")
 
     def test_plain_text_is_refused(self):
-        self.assertNotIn(b"200 OK", self.server.raw(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n", 3))
+        self.assertNotIn(b"200 OK", self.server.raw(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"))
         self.assertEqual(self.server.get("/health")[0], 200)
 
     def test_client_that_leaves(self):
@@ -202,10 +202,7 @@ class Targets(Case):
     def test_log_and_metrics_have_the_path(self):
         self.server.request("GET", self.server.url + "/version?a=b",
                             headers={"X-Request-Id": "whole"})
-        end = time.monotonic() + 20
-        paths = []
-        while not paths and time.monotonic() < end:  # the log line comes after the answer
-            paths = [line["path"] for line in self.server.access_log() if line["id"] == "whole"]
+        paths = [line["path"] for line in self.server.logged("whole") if line["id"] == "whole"]
         self.assertEqual(paths, ["/version"])
         self.assertNotIn(self.server.url, str(self.server.metrics()))
 
@@ -315,12 +312,11 @@ class Errors(Case):
             self.assertEqual(cut[1]["usage"]["prompt_tokens"], kept, limit)
 
     def test_timeout(self):
-        begin = time.monotonic()
         status, answer = self.server.post("/v1/completions", {
             "prompt": "a", "max_tokens": 2000, "n": 16, "ignore_eos": True, "timeout": 0.2})
-        self.assertLess(time.monotonic() - begin, 5)
         self.assertEqual(status, 200)
         self.assertEqual(answer["choices"][0]["finish_reason"], "abort")
+        self.assertLess(answer["usage"]["completion_tokens"], 16 * 2000)
 
     def test_request_ids(self):
         _, headers, _ = self.server.request("GET", "/version", headers={
@@ -328,8 +324,7 @@ class Errors(Case):
         self.assertEqual(headers["x-request-id"], "mine-1")
         ids = {self.server.request("GET", "/version")[1]["x-request-id"] for _ in range(3)}
         self.assertEqual(len(ids), 3)
-        time.sleep(0.1)
-        line = next(e for e in self.server.access_log() if e["id"] == "mine-1")
+        line = next(e for e in self.server.logged("mine-1") if e["id"] == "mine-1")
         self.assertEqual((line["method"], line["path"], line["status"]), ("GET", "/version", 200))
         self.assertTrue(line["traceparent"].startswith("00-aaaa"))
 
@@ -346,30 +341,32 @@ class Refusals(Case):
     def fill_the_queue(self):
         """One long request runs and one waits. Tries again if a busy machine lets the first one end
         before the second one arrives."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             running = BackgroundStream(self.server, {"max_tokens": 2000})
             running.start()
-            running.begun.wait(60)
+            running.begun.wait(PATIENCE)
             waiting = BackgroundStream(self.server, {"max_tokens": 2})
             waiting.start()
             while running.is_alive():
                 if self.server.metric("vllm:num_requests_waiting") >= 1:
                     return running, waiting
                 time.sleep(0.01)
+            waiting.join(PATIENCE)
         self.fail("no request ever waited")
 
     def test_429(self):
         running, waiting = self.fill_the_queue()
+        before = self.server.metric("freshet:requests_refused_total")
         status, headers, body = self.server.request("POST", "/v1/completions", {"prompt": "a"})
         self.assert_error((status, json.loads(body)), 429)
         self.assertGreaterEqual(int(headers["retry-after"]), 1)
         self.assertEqual(json.loads(body)["error"]["type"], "rate_limit_error")
         status, _, _ = self.server.request("POST", "/v1/embeddings", {"input": "a"})
         self.assertEqual(status, 429)
-        self.assertEqual(self.server.metric("freshet:requests_refused_total"), 2)
-        running.join(120)
-        waiting.join(60)
+        self.assertEqual(self.server.metric("freshet:requests_refused_total") - before, 2)
+        running.join(PATIENCE)
+        waiting.join(PATIENCE)
         self.assertIsNone(running.error or waiting.error)
         self.assertEqual((len(running.ids), len(waiting.ids)), (2000, 2))
 
@@ -697,7 +694,7 @@ class Examples(Case):
         self.assertGreater(len(blocks), 5)
         for block in blocks:
             done = subprocess.run(["sh", "-c", block.replace("localhost:8000", self.server.url)],
-                                  capture_output=True, check=True, timeout=120)
+                                  capture_output=True, check=True, timeout=PATIENCE)
             answer = json.loads(done.stdout)
             if "-1}" in block:  # which shows an error
                 self.assertEqual(answer["error"]["param"], "temperature")
@@ -786,7 +783,7 @@ class SamplingDefaults(unittest.TestCase):
     def test_wrong_ones(self):
         for config, says in (({"top_p": 7}, "'top_p'"), ({"temperature": "hot"}, "'temperature'")):
             self.write(**config)
-            result = subprocess.run([FRESHET, "serve", self.model, "--port", "0"], timeout=60,
+            result = subprocess.run([FRESHET, "serve", self.model, "--port", "0"], timeout=PATIENCE,
                                     capture_output=True, text=True, check=False)
             self.assertEqual(result.returncode, 2, result.stderr)
             self.assertIn(says, result.stderr)
@@ -932,19 +929,17 @@ class Metrics(Case):
             self.addCleanup(server.stop)
             first = BackgroundStream(server, {"max_tokens": 1900})
             first.start()
-            self.assertTrue(first.begun.wait(60))
+            self.assertTrue(first.begun.wait(PATIENCE))
             others = [BackgroundStream(server, {"max_tokens": 1}) for _ in range(2)]
             for stream in others:
                 stream.start()
             wanted = {'vllm:num_requests_waiting_by_reason{reason="capacity"}': capacity,
                       'vllm:num_requests_waiting_by_reason{reason="deferred"}': deferred,
                       "vllm:num_requests_waiting": 2}
-            end = time.monotonic() + 20  # until both have arrived
-            while self.grown({}, server.metrics(), wanted) != wanted and time.monotonic() < end:
-                time.sleep(0.02)
+            until(lambda: self.grown({}, server.metrics(), wanted) == wanted)  # both have arrived
             self.assert_grown({}, wanted, server)
             for stream in (first, *others):
-                stream.join(240)
+                stream.join(PATIENCE)
                 self.assertEqual((stream.error, len(stream.ids)), (None, stream.body["max_tokens"]))
 
     def test_preemptions_of_requests(self):
@@ -956,11 +951,11 @@ class Metrics(Case):
         before = server.metrics()
         stream = BackgroundStream(server, low)
         stream.start()
-        self.assertTrue(stream.begun.wait(60))
+        self.assertTrue(stream.begun.wait(PATIENCE))
         status, _ = server.post("/v1/completions", {"prompt": list(range(1500, 3300)),
                                                     "max_tokens": 2, "priority": 0})
         self.assertEqual(status, 200)
-        stream.join(120)
+        stream.join(PATIENCE)
         self.assertEqual((stream.error, stream.ids), (None, alone))
         wanted = {"vllm:num_preemptions_total": 1, "vllm:request_num_preemptions_sum": 1,
                   "vllm:request_num_preemptions_count": 2,
@@ -1030,10 +1025,10 @@ class Metrics(Case):
                     process.kill()
 
     def scraped(self, port, name):
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             try:
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
                 connection.request("GET", f"/api/v1/query?query={name}")
                 result = json.load(connection.getresponse())["data"]["result"]
                 connection.close()
@@ -1063,67 +1058,77 @@ class Idle(Case):
 
 
 class Drain(unittest.TestCase):
+    # As long as the streams need on a slow machine.
+    PATIENT = ("--shutdown-timeout", str(PATIENCE))
+
     def test_streams_end_first(self):
-        server = Server()
+        server = Server(*self.PATIENT)
         self.addCleanup(server.stop)
         alone = BackgroundStream.alone(server)
         streams = [BackgroundStream(server) for _ in range(4)]
         for s in streams:
             s.start()
         for s in streams:
-            self.assertTrue(s.begun.wait(60))
+            self.assertTrue(s.begun.wait(PATIENCE))
         idle = server.connect()
         idle.request("GET", "/health")
         idle.getresponse().read()
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-        with self.assertRaises(OSError):
-            server.get("/health")
+        self.refuses(server)
         for s in streams:
-            s.join(120)
+            s.join(PATIENCE)
             self.assertIsNone(s.error)
             self.assertEqual(s.ids, alone)
-        self.assertEqual(server.process.wait(30), 0)
+        self.assertEqual(server.process.wait(PATIENCE), 0)
+
+    def refuses(self, server):
+        """Waits until new requests are refused: the signal was heard."""
+        def refused():
+            try:
+                server.get("/health")
+                return False
+            except (OSError, http.client.HTTPException):
+                return True
+        self.assertTrue(until(refused))
 
     def test_limit(self):
         server = Server("--shutdown-timeout", "0.3")
         self.addCleanup(server.stop)
         stream = BackgroundStream(server, {"max_tokens": 2000, "n": 16})
         stream.start()
-        stream.begun.wait(60)
-        begin = time.monotonic()
+        self.assertTrue(stream.begun.wait(PATIENCE))
         server.process.send_signal(signal.SIGTERM)
-        self.assertEqual(server.process.wait(30), 1)
-        self.assertLess(time.monotonic() - begin, 10)
+        self.assertEqual(server.process.wait(PATIENCE), 1)
         self.assertIn("cut off", server.log())
 
     def test_second_signal(self):
-        server = Server()
+        server = Server(*self.PATIENT)
         self.addCleanup(server.stop)
         stream = BackgroundStream(server, {"max_tokens": 2000, "n": 16})
         stream.start()
-        stream.begun.wait(60)
+        self.assertTrue(stream.begun.wait(PATIENCE))
         server.process.send_signal(signal.SIGINT)
-        time.sleep(0.1)
+        self.refuses(server)
+        time.sleep(0.3)  # longer than signals count as one
         server.process.send_signal(signal.SIGINT)
-        self.assertEqual(server.process.wait(10), 130)
+        self.assertEqual(server.process.wait(PATIENCE), 130)
 
     def test_a_signal_that_comes_twice(self):
         """timeout(1) sends it to the program and to its process group: this counts as one
         signal."""
-        server = Server()
+        server = Server(*self.PATIENT)
         self.addCleanup(server.stop)
         alone = BackgroundStream.alone(server)
         stream = BackgroundStream(server)
         stream.start()
-        self.assertTrue(stream.begun.wait(60))
+        self.assertTrue(stream.begun.wait(PATIENCE))
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.005)
         server.process.send_signal(signal.SIGTERM)
-        stream.join(120)
+        stream.join(PATIENCE)
         self.assertIsNone(stream.error)
         self.assertEqual(stream.ids, alone)
-        self.assertEqual(server.process.wait(30), 0)
+        self.assertEqual(server.process.wait(PATIENCE), 0)
 
     def test_log_that_nobody_reads(self):
         """The server continues, later reports the number of lost lines, and exits when told to."""
@@ -1132,7 +1137,7 @@ class Drain(unittest.TestCase):
             self.addCleanup(process.kill)
             self.assertIn(b"loading", process.stderr.readline())
             port = int(re.search(rb":(\d+)\n", process.stderr.readline()).group(1))
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
             self.addCleanup(connection.close)
 
             def ask(count, path="/health"):
@@ -1150,15 +1155,14 @@ class Drain(unittest.TestCase):
                              rb"freshet: \d+ lines of the log were dropped")
             ask(1500)
             process.send_signal(signal.SIGTERM)
-            self.assertEqual(process.wait(30), 0)
+            self.assertEqual(process.wait(PATIENCE), 0)
 
     def test_idle_server_leaves_at_once(self):
-        server = Server()
+        server = Server("--shutdown-timeout", str(4 * PATIENCE))
         self.addCleanup(server.stop)
         server.get("/health")
-        begin = time.monotonic()
-        self.assertEqual(server.stop(), 0)
-        self.assertLess(time.monotonic() - begin, 5)
+        server.process.send_signal(signal.SIGTERM)
+        self.assertEqual(server.process.wait(PATIENCE), 0)
 
 
 if __name__ == "__main__":

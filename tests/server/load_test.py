@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 
-from serving import SANITIZED, Server
+from serving import SANITIZED, Server, until
 
 PROMPTS = ["Once upon a time", "The dog ran into", "She opened the door and", "In the garden",
            "It was raining when", "They walked along", "A long road led", "The old man said"]
@@ -102,17 +102,10 @@ async def drive(server, streams):
     return seen
 
 
-def settle(server, seconds=20):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        numbers = server.metrics()
-        busy = sum(v for k, v in numbers.items()
-                   if k.split("{")[0] in ("vllm:num_requests_running", "vllm:num_requests_waiting",
-                                          "vllm:kv_cache_usage_perc"))
-        if busy == 0:
-            return True
-        time.sleep(0.1)
-    return False
+def settle(server):
+    """Whether nothing is left soon."""
+    counts = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    return until(lambda: not any(v for k, v in server.metrics().items() if k.split("{")[0] in counts), pause=0.1)
 
 
 def main():

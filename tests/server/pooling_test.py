@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import unittest
 
-from serving import FRESHET, SEEDED, Case, Server
+from serving import FRESHET, PATIENCE, SEEDED, Case, Server
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + [f"w{i}" for i in range(91)]
 
@@ -372,7 +372,7 @@ class AnswersAsScores(PoolingCase):
                              ('{"classifier_from_token": ["no", "perhaps"]}', "perhaps"),
                              ('{"classifier_from_token": ["no"], "method": "from_2_way_softmax"}', "two tokens")):
             run = subprocess.run([FRESHET, "serve", self.folder, "--port", "0", "--hf-overrides", given],
-                                 capture_output=True, text=True, check=False, timeout=60)
+                                 capture_output=True, text=True, check=False, timeout=PATIENCE)
             self.assertNotEqual(run.returncode, 0)
             self.assertIn(words, run.stderr)
 

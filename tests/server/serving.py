@@ -28,6 +28,18 @@ SANITIZER_EXIT = 99  # sanitizer exit code, set in CMakePresets.json
 SANITIZED = any(f"exitcode={SANITIZER_EXIT}" in os.environ.get(name, "")
                 for name in ("ASAN_OPTIONS", "TSAN_OPTIONS"))
 SLOWER = 4 if SANITIZED else 1
+# For what must happen soon. The machine may be slow and busy, so only what never happens takes as long.
+PATIENCE = 600 * SLOWER
+
+
+def until(holds, seconds=PATIENCE, pause=0.02):
+    """Waits until `holds()` is true; returns its last value."""
+    end = time.monotonic() + seconds
+    while True:
+        value = holds()
+        if value or time.monotonic() > end:
+            return value
+        time.sleep(pause)
 
 
 class Server:
@@ -44,7 +56,7 @@ class Server:
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log,
                                             env={**os.environ, **(env or {})})
-        end = time.monotonic() + 120
+        end = time.monotonic() + PATIENCE
         self.port = None
         while self.port is None:
             found = re.search(r"serving .* at (https?)://\S+:(\d+)", self.log())
@@ -69,7 +81,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(60)
+                self.process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -80,13 +92,13 @@ class Server:
             raise AssertionError("a sanitizer found something: " + log[-20000:])
         return self.process.returncode
 
-    def connect(self, timeout=60, context=None):
+    def connect(self, timeout=PATIENCE, context=None):
         if self.scheme == "https":
             return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=timeout,
                                                context=context or ssl._create_unverified_context())
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
-    def request(self, method, path, body=None, headers=None, timeout=60):
+    def request(self, method, path, body=None, headers=None, timeout=PATIENCE):
         """(status, headers with lower-case names, body bytes)"""
         connection = self.connect(timeout)
         data = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
@@ -107,9 +119,9 @@ class Server:
         status, _, data = self.request("POST", path, body, **options)
         return status, json.loads(data)
 
-    def raw(self, data, timeout=10, end_input=False):
-        """Sends bytes; returns everything received until the server closes or goes silent."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as s:
+    def raw(self, data, end_input=False):
+        """Sends bytes; returns everything received until the server closes, which it must."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as s:
             try:
                 s.sendall(data)
                 if end_input:
@@ -120,7 +132,7 @@ class Server:
             while True:
                 try:
                     piece = s.recv(1 << 16)
-                except (socket.timeout, ConnectionResetError):
+                except ConnectionResetError:
                     return out
                 if not piece:
                     return out
@@ -140,14 +152,16 @@ class Server:
         """The sum over the labels."""
         return sum(v for k, v in self.metrics().items() if k.split("{")[0] == name)
 
-    def becomes_idle(self, seconds=10):
-        """Whether all requests have ended within that time."""
-        end = time.monotonic() + seconds
-        while self.metric("vllm:num_requests_running"):
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.05)
-        return True
+    def becomes_idle(self):
+        """Whether all requests end soon."""
+        return until(lambda: not self.metric("vllm:num_requests_running"), pause=0.05)
+
+    def logged(self, request_id):
+        """The access log, once it has the request with this id; its line comes after the answer."""
+        found = until(lambda: [line for line in self.access_log() if line["id"] == request_id])
+        if not found:
+            raise AssertionError(f"request {request_id} was not logged")
+        return self.access_log()
 
     def cpu_seconds(self):
         with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as f:
@@ -207,7 +221,7 @@ class BackgroundStream(threading.Thread):
 
     def run(self):
         try:
-            connection = self.server.connect(timeout=240)
+            connection = self.server.connect()
             connection.request("POST", "/v1/completions", json.dumps(self.body))
             answer = connection.getresponse()
             for line in answer:

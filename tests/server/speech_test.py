@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import unittest
 
-from serving import FRESHET, SEEDED, Case, Server
+from serving import FRESHET, PATIENCE, SEEDED, Case, Server
 
 MODEL = os.path.join(SEEDED, "whisper-speech")
 FIRST_TIME = 267
@@ -67,7 +67,7 @@ class Transcriptions(Case):
         assert cls.server.stop() == 0
 
     def post(self, body, path="/v1/audio/transcriptions", kind=f"multipart/form-data; boundary={BOUNDARY}"):
-        c = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=120)
+        c = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
         c.request("POST", path, body, {"Content-Type": kind})
         r = c.getresponse()
         answer = r.status, r.getheader("Content-Type"), r.read()
@@ -240,7 +240,7 @@ class OtherModels(Case):
     def test_a_model_that_reads_text_has_no_ears(self):
         server = Server()
         try:
-            c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+            c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
             c.request("POST", "/v1/audio/transcriptions", form([], wav([0] * 100)),
                       {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"})
             r = c.getresponse()
@@ -253,7 +253,7 @@ class OtherModels(Case):
 
 class Command(Case):
     def run_with(self, *arguments, code=0):
-        done = subprocess.run([FRESHET, "transcribe", *arguments, "--reference"], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([FRESHET, "transcribe", *arguments, "--reference"], capture_output=True, text=True, timeout=PATIENCE)
         self.assertEqual(done.returncode, code, done.stderr)
         return done
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 import unittest
 
-from serving import FRESHET, Server
+from serving import FRESHET, PATIENCE, Server, until
 
 TEXT = " ".join(f"Verse {i}: a fox crossed the river and counted {i * i} stones." for i in range(40))
 QUESTION = {"prompt": TEXT, "max_tokens": 12, "temperature": 0, "return_token_ids": True}
@@ -29,14 +29,12 @@ def ask(server, **changes):
 
 
 def stored(server):
-    """Waits until the writer has nothing left to do."""
-    before = -1
-    while True:
-        blocks = server.metric("freshet:kv_offload_disk_blocks")
-        if blocks == before:
-            return blocks
-        before = blocks
-        time.sleep(0.3)
+    """Waits until the writer, which gives way to everything else, has stored the whole prompt."""
+    wanted = len(server.post("/tokenize", {"prompt": TEXT})[1]["tokens"]) // 16
+    blocks = lambda: server.metric("freshet:kv_offload_disk_blocks")
+    if not until(lambda: blocks() >= wanted):
+        raise AssertionError(f"{blocks()} of {wanted} blocks are stored")
+    return wanted
 
 
 class Tiers(unittest.TestCase):
@@ -121,7 +119,7 @@ class Tiers(unittest.TestCase):
         self.assertIn("of another model, setting or version", second.log())
         self.assertRegex(second.log(), r"disk tier +10.0 GiB")
         error = subprocess.run([FRESHET, "serve", "--port", "0", "--kv-cache-dir", cache],
-                               capture_output=True, text=True, timeout=120)
+                               capture_output=True, text=True, timeout=PATIENCE)
         self.assertEqual(error.returncode, 1)
         self.assertIn("another process keeps its cache", error.stderr)
 
@@ -130,8 +128,8 @@ class Tiers(unittest.TestCase):
             "kv_connector_extra_config": {"cpu_bytes_to_use": 200000000, "eviction_policy": "arc"}}""",
                             "--kv-cache-memory", "24M", "--max-model-len", "1024")
         first = ask(server)[0]
-        self.assertGreater(server.metric("vllm:kv_offload_store_bytes_total"), 0)
-        self.assertGreater(server.metric("vllm:kv_offload_cpu_cache_usage_perc"), 0)
+        self.assertTrue(until(lambda: server.metric("vllm:kv_offload_store_bytes_total")))
+        self.assertTrue(until(lambda: server.metric("vllm:kv_offload_cpu_cache_usage_perc")))
         for other in range(3):
             ask(server, prompt=f"{other} " + TEXT)
         again, cached, _ = ask(server)
@@ -147,7 +145,7 @@ class Tiers(unittest.TestCase):
                 (("--kv-transfer-config", '{"kv_connector": "NixlConnector"}'), "OffloadingConnector"),
                 (("--kv-cache-dir", self.path("b"), "--kv-cache-dir-size", "1K"), "at least")):
             got = subprocess.run([FRESHET, "serve", "--port", "0", *flags], capture_output=True,
-                                 text=True, timeout=120)
+                                 text=True, timeout=PATIENCE)
             self.assertEqual(got.returncode, 2, got.stderr)
             self.assertIn(said, got.stderr)
 

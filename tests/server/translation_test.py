@@ -83,7 +83,7 @@ class Base(unittest.TestCase):
 
     def run_ids(self, *flags):
         done = subprocess.run([serving.FRESHET, "run", self.model, "abc", "-n", "8", "--temp", "0", "--ignore-eos",
-                               "--print-ids", *flags], capture_output=True, text=True, timeout=100, check=True)
+                               "--print-ids", *flags], capture_output=True, text=True, timeout=serving.PATIENCE, check=True)
         return json.loads(done.stdout), done.stderr
 
 

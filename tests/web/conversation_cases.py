@@ -1,20 +1,24 @@
 """Conversations on the page: kept, listed, searched, branched, continued, exported and imported."""
 import base64
 import json
+import re
 import urllib.request
 
-from web_rig import ChatCase
+from web_rig import PATIENCE_S, ChatCase, expect
 
 
 class ListCase(ChatCase):
-    def titles(self, page):
-        return page.locator(".entry .title").all_inner_texts()
+    def titled(self, page, *titles):
+        expect(page.locator(".entry .title")).to_have_text(list(titles))
 
     def texts(self, page):
         return page.locator(".message .body").all_inner_texts()
 
+    def shows(self, page, *texts):
+        expect(page.locator(".message .body")).to_have_text(list(texts), use_inner_text=True)
+
     def listed(self, page, count):
-        page.wait_for_function("n => document.querySelectorAll('.entry').length === n", arg=count)
+        expect(page.locator(".entry")).to_have_count(count)
 
     def menu(self, page, title, item):
         page.locator(".entry", has_text=title).hover()
@@ -30,18 +34,16 @@ class History(ListCase):
         self.answered(page, 1)
         self.ask(page, "And lakes?")
         self.answered(page, 2)
-        before = self.texts(page)
-        page.wait_for_timeout(500)  # the page stores an answer a moment after it shows it
-        page.reload()
-        page.wait_for_selector(".message")
-        self.assertEqual(self.texts(page), before)
-        self.assertEqual(before[1], "The first answer.")
-        self.assertEqual(page.locator(".who").first.inner_text(), page.locator("#model-name").inner_text())
+        before = ("A question about rivers", "The first answer.", "And lakes?", "The second answer.")
+        self.shows(page, *before)
+        self.keeps(page, "The second answer.")
+        self.reload(page)
+        self.shows(page, *before)
+        expect(page.locator(".who").first).to_have_text(page.locator("#model-name").inner_text())
         page.get_by_role("button", name="New chat").click()
-        self.assertEqual(page.locator(".message").count(), 0)
+        expect(page.locator(".message")).to_have_count(0)
         page.go_back()
-        page.wait_for_selector(".message")
-        self.assertEqual(self.texts(page), before)
+        self.shows(page, *before)
         self.ask(page, "Still there?")
         self.answered(page, 3)
         self.assertEqual([m["content"] for m in self.sent[-1]["messages"]],
@@ -57,52 +59,52 @@ class History(ListCase):
         self.throttle(page, 8000)
         self.ask(page, "A long one")
         page.wait_for_function("() => document.querySelector('.assistant .body')?.textContent.length > 60")
-        page.wait_for_timeout(1500)
+        self.eventually(page, lambda: self.assertGreater(
+            sum(len(n["content"].strip()) for c in self.kept(page) for n in c["nodes"] if n["role"] == "assistant"), 40))
         self.throttle(page)
         page.reload()
-        page.wait_for_selector(".assistant .body p")
-        self.assertGreater(len(page.locator(".assistant .body").inner_text()), 20)
-        self.assertTrue(page.get_by_role("button", name="Continue").is_visible())
+        expect(page.locator(".assistant .body")).to_have_text(re.compile(".{20}", re.S))
+        expect(page.get_by_role("button", name="Continue")).to_be_visible()
 
     def test_list_search_rename_delete(self):
         page = self.open()
         self.script(page, "Granite is hard.", "Snow melts.", "Bread rises.")
         for i, question in enumerate(("Stones", "Winter", "Baking")):
             page.get_by_role("button", name="New chat").click()
+            expect(page.locator(".message")).to_have_count(0)
             self.ask(page, question)
             self.answered(page, 1)
             self.listed(page, i + 1)
-        self.assertEqual(self.titles(page), ["Baking", "Winter", "Stones"])
-        page.get_by_role("searchbox", name="Search conversations").fill("MELTS")
-        self.listed(page, 1)
-        self.assertEqual(self.titles(page), ["Winter"])
-        self.assertIn("Snow melts.", page.locator(".excerpt").inner_text())
+        self.keeps(page, "Granite is hard.", "Snow melts.", "Bread rises.")
+        self.titled(page, "Baking", "Winter", "Stones")
+        search = page.get_by_role("searchbox", name="Search conversations")
+        search.fill("MELTS")
+        self.titled(page, "Winter")
+        expect(page.locator(".excerpt")).to_contain_text("Snow melts.")
         page.locator(".entry .open").click()
-        page.wait_for_function("() => document.querySelector('.assistant .body').textContent === 'Snow melts.'")
-        page.get_by_role("searchbox", name="Search conversations").fill("no such word")
-        self.assertIn("Nothing found", page.locator("#history-note").inner_text())
-        page.get_by_role("searchbox", name="Search conversations").fill("")
+        self.shows(page, "Winter", "Snow melts.")
+        search.fill("no such word")
+        expect(page.locator("#history-note")).to_contain_text("Nothing found")
+        search.fill("")
         self.listed(page, 3)
         self.menu(page, "Winter", "Rename")
         page.get_by_label("New name").fill("Meltwater <b>")
         page.keyboard.press("Enter")
-        page.wait_for_function("() => document.querySelector('.entry.current .title')?.textContent === 'Meltwater <b>'")
-        page.reload()
-        self.listed(page, 3)
-        self.assertIn("Meltwater <b>", self.titles(page))
+        expect(page.locator(".entry.current .title")).to_have_text("Meltwater <b>")
+        self.reload(page)
+        self.titled(page, "Baking", "Meltwater <b>", "Stones")
         self.menu(page, "Stones", "Delete")
         self.listed(page, 2)
         page.get_by_role("button", name="Undo").click()
         self.listed(page, 3)
         self.menu(page, "Stones", "Delete")
         self.listed(page, 2)
-        page.reload()
-        self.listed(page, 2)
-        self.assertNotIn("Stones", self.titles(page))
+        self.reload(page)
+        self.titled(page, "Baking", "Meltwater <b>")
         page.get_by_role("button", name="All conversations").click()
         page.get_by_role("menuitem", name="Delete all").click()
         self.listed(page, 0)
-        self.assertEqual(page.locator(".message").count(), 0)
+        expect(page.locator(".message")).to_have_count(0)
         self.assertEqual(self.problems, [])
 
     def test_deleted_while_it_is_written(self):
@@ -114,10 +116,12 @@ class History(ListCase):
         self.menu(page, "A long one", "Delete")
         self.listed(page, 0)
         self.throttle(page)
-        page.wait_for_timeout(1500)
-        page.reload()
+        # The answer has ended, and what its end would have stored comes before what is asked for next.
+        expect(page.locator("#stop")).to_be_hidden()
+        self.assertEqual(self.kept(page), [])
+        self.reload(page)
         page.wait_for_selector("#history-note:visible")
-        self.assertEqual(self.titles(page), [])
+        self.listed(page, 0)
         self.assertEqual(self.problems, [])
 
     def test_two_tabs_lose_nothing(self):
@@ -125,6 +129,7 @@ class History(ListCase):
         self.script(page, "One.")
         self.ask(page, "Shared")
         self.answered(page, 1)
+        self.keeps(page, "One.")
         other = page.context.new_page()
         self.script(other, "Two.")
         other.goto(page.url)
@@ -132,17 +137,18 @@ class History(ListCase):
         other.locator("#prompt").fill("From the other tab")
         other.keyboard.press("Enter")
         self.answered(other, 2)
+        self.keeps(other, "Two.")
+        self.script(page, "Three.")
         page.get_by_role("button", name="Retry").click()
         self.answered(page, 1)
-        page.wait_for_timeout(300)
-        page.reload()
-        page.wait_for_selector(".assistant")
+        self.keeps(page, "One.", "Two.", "Three.")
+        self.reload(page)
+        self.shows(page, "Shared", "Three.")
         page.get_by_role("button", name="Earlier version").click()
-        self.assertIn("From the other tab", self.texts(page))
+        self.shows(page, "Shared", "One.", "From the other tab", "Two.")
 
     def test_works_where_storage_is_blocked(self):
-        context = self.browser.new_context()
-        self.addCleanup(context.close)
+        context = self.context()
         context.add_init_script("""Object.defineProperty(window, 'indexedDB', {get() { throw new Error('blocked'); }});
             for (const s of ['localStorage', 'sessionStorage'])
               Object.defineProperty(window, s, {get() { throw new Error('blocked'); }});""")
@@ -151,12 +157,12 @@ class History(ListCase):
         page.on("pageerror", lambda error: problems.append(str(error)))
         self.script(page, "It works.")
         page.goto(self.server.url + "/")
-        page.wait_for_selector("#dot.up")
+        self.connected(page)
         page.locator("#prompt").fill("Hello")
         page.keyboard.press("Enter")
         self.answered(page, 1)
         self.listed(page, 1)
-        self.assertIn("keeps nothing", page.locator("#history-note").inner_text())
+        expect(page.locator("#history-note")).to_contain_text("keeps nothing")
         self.assertEqual(problems, [])
 
 
@@ -166,32 +172,32 @@ class Branches(ListCase):
         self.script(page, "Answer 1", "Answer 2", "Answer 3", "Answer 4")
         self.ask(page, "Question 1")
         self.answered(page, 1)
-        self.assertTrue(page.locator(".branches").first.is_hidden())
+        expect(page.locator(".branches").first).to_be_hidden()
         page.get_by_role("button", name="Retry").click()
-        page.wait_for_function("() => document.querySelector('.assistant .body').textContent === 'Answer 2'")
-        self.assertEqual(page.locator(".assistant .branches").inner_text(), "2/2")
+        self.answered(page, 1)
+        self.shows(page, "Question 1", "Answer 2")
+        expect(page.locator(".assistant .branches")).to_have_text("2/2")
         self.ask(page, "Follow-up")
         self.answered(page, 2)
-        self.assertEqual(self.texts(page), ["Question 1", "Answer 2", "Follow-up", "Answer 3"])
+        self.shows(page, "Question 1", "Answer 2", "Follow-up", "Answer 3")
         earlier = page.locator(".assistant").first.get_by_role("button", name="Earlier version")
         earlier.click()
-        self.assertEqual(self.texts(page), ["Question 1", "Answer 1"])
-        self.assertTrue(earlier.is_disabled())
+        self.shows(page, "Question 1", "Answer 1")
+        expect(earlier).to_be_disabled()
         page.get_by_role("button", name="Later version").click()
-        self.assertEqual(self.texts(page), ["Question 1", "Answer 2", "Follow-up", "Answer 3"])
+        self.shows(page, "Question 1", "Answer 2", "Follow-up", "Answer 3")
         page.locator(".user").first.get_by_role("button", name="Edit").click()
         page.get_by_label("Edit message").fill("Question 2")
         page.keyboard.press("Enter")
         self.answered(page, 1)
-        self.assertEqual(self.texts(page), ["Question 2", "Answer 4"])
+        self.shows(page, "Question 2", "Answer 4")
         self.assertEqual([m["content"] for m in self.sent[-1]["messages"]], ["Question 2"])
-        page.wait_for_timeout(300)
-        page.reload()
-        page.wait_for_selector(".assistant")
-        self.assertEqual(self.texts(page), ["Question 2", "Answer 4"])
-        self.assertEqual(page.locator(".user .branches").inner_text(), "2/2")
+        self.keeps(page, "Answer 4")
+        self.reload(page)
+        self.shows(page, "Question 2", "Answer 4")
+        expect(page.locator(".user .branches")).to_have_text("2/2")
         page.get_by_role("button", name="Earlier version").click()
-        self.assertEqual(self.texts(page), ["Question 1", "Answer 2", "Follow-up", "Answer 3"])
+        self.shows(page, "Question 1", "Answer 2", "Follow-up", "Answer 3")
         self.assertEqual(self.problems, [])
 
     def test_continue_goes_on_where_the_text_ends(self):
@@ -199,11 +205,11 @@ class Branches(ListCase):
         self.set_tokens(page, 5)
         self.ask(page, "Tell me about rivers.")
         self.answered(page, 1)
-        self.assertIn("cut at the limit", page.locator(".numbers").inner_text())
+        expect(page.locator(".numbers")).to_contain_text("cut at the limit")
         shown = page.locator(".assistant .body").inner_text()
         self.set_tokens(page, 7)
         page.get_by_role("button", name="Continue").click()
-        page.wait_for_function("() => /^12 tokens/.test(document.querySelector('.numbers').textContent)")
+        expect(page.locator(".numbers")).to_have_text(re.compile("^12 tokens"))
         self.answered(page, 1)
         begun = self.sent[-1]["messages"][-1]["content"]
         self.assertEqual(begun.split(), shown.split())
@@ -211,7 +217,7 @@ class Branches(ListCase):
                            "temperature": 0, "add_special_tokens": False}).encode()
         request = urllib.request.Request(self.server.url + "/v1/completions", body,
                                          {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             rest = json.load(answer)["choices"][0]["text"]
         self.assertEqual(page.locator(".assistant .body").inner_text().split(), (begun + rest).split())
         self.assertTrue(self.sent[-1]["continue_final_message"])
@@ -223,19 +229,19 @@ class Branches(ListCase):
                     [{"reasoning_content": "Hm."}, {"content": "Yes."}], "The end of it.</think>\nSo.")
         self.ask(page, "Think")
         self.answered(page, 1)
-        self.assertEqual(page.locator(".assistant .thought p").text_content(), "Let me see.")
-        self.assertFalse(page.locator(".assistant .thought").evaluate("e => e.open"))
-        self.assertEqual(page.locator(".assistant .body").inner_text(), "The answer.")
+        expect(page.locator(".assistant .thought p")).to_have_text("Let me see.")
+        expect(page.locator(".assistant .thought")).not_to_have_attribute("open", "")
+        expect(page.locator(".assistant .body")).to_have_text("The answer.")
         self.ask(page, "Next")
         self.answered(page, 2)
         self.assertEqual([m["content"] for m in self.sent[-1]["messages"]], ["Think", "The **answer**.", "Next"])
         self.ask(page, "Next")
         self.answered(page, 3)
-        self.assertEqual(page.locator(".assistant .thought p").nth(2).text_content(), "Hm.")
+        expect(page.locator(".assistant .thought p").nth(2)).to_have_text("Hm.")
         self.ask(page, "Next")
         self.answered(page, 4)
-        self.assertEqual(page.locator(".assistant .thought p").nth(3).text_content(), "The end of it.")
-        self.assertEqual(page.locator(".assistant .body").nth(3).inner_text(), "So.")
+        expect(page.locator(".assistant .thought p").nth(3)).to_have_text("The end of it.")
+        expect(page.locator(".assistant .body").nth(3)).to_have_text("So.")
 
     def test_files_go_with_the_question(self):
         page = self.open()
@@ -245,17 +251,18 @@ class Branches(ListCase):
             data.items.add(new File([new Uint8Array([0x89, 0x50, 0xff, 0])], 'picture.png'));
             data.items.add(new File(['gone'], 'gone.txt')); return data; }""")
         page.dispatch_event("#chat", "dragover", {"dataTransfer": data})
-        self.assertTrue(page.locator(".drop-note").is_visible())
+        expect(page.locator(".drop-note")).to_be_visible()
         page.dispatch_event("#chat", "drop", {"dataTransfer": data})
         page.wait_for_selector("#chips .chip >> text=notes.md")
-        page.get_by_text("picture.png is not a text file").wait_for()
+        expect(page.locator("#toast")).to_contain_text("picture.png is not a text file")
         page.get_by_role("button", name="Remove gone.txt").click()
         self.ask(page, "What is in it?")
         self.answered(page, 1)
         self.assertEqual(self.sent[-1]["messages"][0]["content"],
                          "File notes.md:\n````\na = 1\n```\n````\n\nWhat is in it?")
-        self.assertEqual(page.locator(".user .chip .name").all_inner_texts(), ["notes.md"])
-        self.assertTrue(page.locator("#chips").is_hidden())
+        expect(page.locator(".user .chip .name")).to_have_text(["notes.md"])
+        expect(page.locator("#chips")).to_be_hidden()
+        self.keeps(page, "Read.")
         page.reload()
         page.wait_for_selector(".user .chip")
         self.assertEqual(self.problems, [])
@@ -270,7 +277,7 @@ class Branches(ListCase):
             reply = route.fetch()
             route.fulfill(response=reply, json={**reply.json(), "modalities": {"vision": True}})
         page.route("**/props", with_vision)
-        page.reload()
+        self.reload(page)
         page.wait_for_selector("#attach[aria-label='Add pictures or text files']")
         dot = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
         page.locator("#attach-file").set_input_files(
@@ -282,7 +289,8 @@ class Branches(ListCase):
         page.dispatch_event("#chat", "drop", {"dataTransfer": data})
         page.evaluate("""data => document.querySelector('#prompt').dispatchEvent(
             new ClipboardEvent('paste', { clipboardData: data, bubbles: true, cancelable: true }))""", data)
-        page.wait_for_function("() => document.querySelectorAll('#chips .picture').length === 3")
+        expect(page.locator("#chips .picture")).to_have_count(3)
+        expect(page.locator("#chips .name")).to_have_text(["notes.txt"] * 2)
         page.get_by_role("button", name="Remove second.png").first.click()
         self.ask(page, "What is it?")
         self.answered(page, 1)
@@ -291,19 +299,20 @@ class Branches(ListCase):
         self.assertEqual(content[:2], [{"type": "image_url", "image_url": {"url": url}}] * 2)
         self.assertIn("words", content[2]["text"])
         self.assertTrue(content[2]["text"].endswith("What is it?"))
-        shown = "() => [...document.querySelectorAll('.user .picture img')].map((i) => i.naturalWidth)"
-        self.assertEqual(page.evaluate(shown), [1, 1])  # the policy of the page lets them be shown
-        page.reload()
-        page.wait_for_selector(".user .picture img")
-        self.assertEqual(page.evaluate(shown), [1, 1])
+        shown = lambda: self.assertEqual(page.locator(".user .picture img").evaluate_all(
+            "all => all.map((image) => image.naturalWidth)"), [1, 1])
+        self.eventually(page, shown)  # the policy of the page lets them be shown
+        self.keeps(page, "A dot.")
+        self.reload(page)
+        self.eventually(page, shown)
         self.assertEqual(self.problems, [])
 
     def test_a_model_that_reads_text_gets_no_picture(self):
         page = self.open()
         page.locator("#attach-file").set_input_files(
             {"name": "dot.png", "mimeType": "image/png", "buffer": b"x"})
-        page.get_by_text("reads text only").wait_for()
-        self.assertTrue(page.locator("#chips").is_hidden())
+        expect(page.locator("#toast")).to_contain_text("reads text only")
+        expect(page.locator("#chips")).to_be_hidden()
 
 
 class Transfer(ListCase):
@@ -313,10 +322,12 @@ class Transfer(ListCase):
         self.ask(page, "First question")
         self.answered(page, 1)
         page.get_by_role("button", name="Retry").click()
-        page.wait_for_function("() => document.querySelector('.assistant .body').textContent === 'Another.'")
+        self.answered(page, 1)
+        self.shows(page, "First question", "Another.")
         page.get_by_role("button", name="Earlier version").click()
         self.ask(page, "## Second\nquestion")
         self.answered(page, 2)
+        self.keeps(page, "Third.")
 
     def save(self, page, item):
         with page.expect_download() as download:
@@ -326,6 +337,7 @@ class Transfer(ListCase):
     def load(self, page, name, text):
         page.locator("#import-file").set_input_files({"name": name, "mimeType": "text/plain",
                                                       "buffer": text.encode()})
+        expect(page.locator("#import-file")).to_have_value("")  # it has been read
 
     def test_json_brings_everything_back(self):
         page = self.open()
@@ -338,13 +350,13 @@ class Transfer(ListCase):
                          "<think>Deep.</think>Another.")
         other = self.open()
         self.load(other, name, text)
-        other.get_by_text("Imported 1 conversation").wait_for()
-        other.wait_for_selector(".message")
-        self.assertEqual(self.texts(other), shown)
+        expect(other.locator("#toast")).to_contain_text("Imported 1 conversation")
+        self.shows(other, *shown)
         other.get_by_role("button", name="Later version").click()
-        self.assertEqual(self.texts(other), ["First question", "Another."])
-        self.load(other, name, text)  # twice is once
-        other.wait_for_timeout(500)
+        self.shows(other, "First question", "Another.")
+        self.load(other, name, text)
+        self.assertEqual(len(self.kept(other)), 1)  # twice is once
+        self.shows(other, *shown)
         self.listed(other, 1)
         _, again = self.save(other, "Export as JSON")
         self.assertEqual(json.loads(again)["conversations"][0]["nodes"], kept["nodes"])
@@ -359,8 +371,7 @@ class Transfer(ListCase):
         self.assertIn("\\<!-- freshet:user -->", text)
         other = self.open()
         self.load(other, name, text)
-        other.wait_for_selector(".message")
-        self.assertEqual(self.texts(other), shown)
+        self.shows(other, *shown)
         self.assertEqual(self.save(other, "Export as Markdown")[1], text)
 
     def test_bad_files_are_refused_by_name(self):
@@ -373,15 +384,14 @@ class Transfer(ListCase):
                           (wrap([{"nodes": 7}]), 'no list "nodes"'),
                           (json.dumps({"format": "freshet.conversations", "version": 2, "conversations": []}), "newer")):
             self.load(page, "file.json", text)
-            page.wait_for_function("why => { const t = document.getElementById('toast'); return !t.hidden"
-                                   " && t.textContent.includes('file.json') && t.textContent.includes(why); }", arg=why)
+            expect(page.locator("#toast")).to_contain_text(why)
+            expect(page.locator("#toast")).to_contain_text("file.json")
         self.listed(page, 0)
         hostile = {"id": "__proto__", "title": "<img src=x onerror=alert(1)>", "nodes": [
             {**node, "id": "constructor", "content": "<script>window.bad = 1</script>", "stats": {"a": 1},
              "files": [{"name": 5, "text": "t"}]}], "chosen": [["", "constructor"], 3]}
         self.load(page, "file.json", wrap([hostile]))
         self.listed(page, 1)
-        page.wait_for_selector(".user")
-        self.assertEqual(self.texts(page), ["<script>window.bad = 1</script>"])
+        self.shows(page, "<script>window.bad = 1</script>")
         self.assertIsNone(page.evaluate("window.bad ?? null"))
         self.assertEqual(self.problems, [])

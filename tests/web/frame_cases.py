@@ -6,7 +6,7 @@ from pathlib import Path
 
 import axe_playwright_python
 
-from web_rig import SOURCE, ChatCase
+from web_rig import SOURCE, ChatCase, expect
 
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_tokens", "seed", "logprobs"}
 LONG = ("## A heading\n\nSome *text* with `code` and a [link](https://a.example/).\n\n```python\nx = 1  # note\n"
@@ -16,42 +16,39 @@ LONG = ("## A heading\n\nSome *text* with `code` and a [link](https://a.example/
 class Frame(ChatCase):
     def test_first_visit(self):
         page = self.open(1280, 800)
-        self.assertTrue(page.locator("#settings").is_hidden())
-        self.assertTrue(page.locator("#live").is_hidden())
+        expect(page.locator("#settings")).to_be_hidden()
+        expect(page.locator("#live")).to_be_hidden()
         self.script(page, "Yes.")
         self.ask(page, "Hello")
         self.answered(page, 1)
         chat = json.loads(self.server.get("/props")[2])["chat_sampling"]  # as run and chat use
         self.assertEqual({k: v for k, v in self.sent[-1].items() if k in SAMPLING}, chat)
-        self.assertEqual(page.locator(".assistant .who").inner_text(), page.locator("#model-name").inner_text())
+        expect(page.locator(".assistant .who")).to_have_text(page.locator("#model-name").inner_text())
         self.open_panel(page, "settings")
-        self.assertFalse(page.get_by_label("Token probabilities").is_checked())
+        expect(page.get_by_label("Token probabilities")).not_to_be_checked()
         page.get_by_label("Top-p, exactly").fill("0.8")
         self.ask(page, "Hello")
         self.answered(page, 2)
         self.assertEqual({k: v for k, v in self.sent[-1].items() if k in SAMPLING}, {**chat, "top_p": 0.8})
-        page.reload()
-        page.wait_for_selector("#dot.up")
-        self.assertTrue(page.locator("#settings").is_visible(), "an open panel is not remembered")
-        self.assertEqual(page.get_by_label("Top-p, exactly").input_value(), "0.8")
+        self.reload(page)
+        expect(page.locator("#settings"), "an open panel is not remembered").to_be_visible()
+        expect(page.get_by_label("Top-p, exactly")).to_have_value("0.8")
         page.get_by_role("button", name="Reset to defaults").click()
-        self.assertEqual(page.get_by_label("Top-p, exactly").input_value(), "")
+        expect(page.get_by_label("Top-p, exactly")).to_have_value("")
         self.assertEqual(self.problems, [])
 
     def test_the_servers_defaults_are_shown(self):
         page = self.open()
         self.open_panel(page, "settings")
-        page.wait_for_function("() => document.getElementById('temperature').value === '0.7'")
-        self.assertEqual(page.get_by_label("Min-p, exactly").get_attribute("placeholder"), "0.05")
+        expect(page.locator("#temperature")).to_have_value("0.7")
+        expect(page.get_by_label("Min-p, exactly")).to_have_attribute("placeholder", "0.05")
         page.route("**/props", lambda route: route.fulfill(json={"chat_template": "x", "chat_sampling": {
             "temperature": 0.35, "top_k": 20, "repetition_penalty": 1.1}}))
-        page.reload()
-        page.wait_for_selector("#dot.up")
+        self.reload(page)
         self.open_panel(page, "settings")
-        page.wait_for_function("() => document.getElementById('temperature').value === '0.35'")
-        self.assertEqual(page.get_by_label("Temperature, exactly").get_attribute("placeholder"), "0.35")
-        self.assertEqual(page.get_by_label("Top-k, exactly").get_attribute("placeholder"), "20")
-        self.assertEqual(page.get_by_label("Repetition penalty, exactly").get_attribute("placeholder"), "1.1")
+        expect(page.locator("#temperature")).to_have_value("0.35")
+        for name, default in (("Temperature", "0.35"), ("Top-k", "20"), ("Repetition penalty", "1.1")):
+            expect(page.get_by_label(f"{name}, exactly")).to_have_attribute("placeholder", default)
 
     def test_drafted_tokens(self):
         page = self.open()
@@ -63,41 +60,40 @@ class Frame(ChatCase):
             + "data: [DONE]\n\n"))
         self.ask(page, "Hello")
         self.answered(page, 1)
-        self.assertIn("6 of 8 drafted tokens accepted", page.locator(".numbers").inner_text())
+        expect(page.locator(".numbers")).to_contain_text("6 of 8 drafted tokens accepted")
 
     def test_several_models(self):
         page = self.open()
-        self.assertTrue(page.locator("#model").is_hidden(), "a list of one model")
+        expect(page.locator("#model"), "a list of one model").to_be_hidden()
         page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "small"}, {"id": "large"}]}))
-        page.reload()
-        page.wait_for_selector("#dot.up")
+        self.reload(page)
         page.get_by_label("Model").select_option("large")
         self.script(page, "Yes.")
         self.ask(page, "Hello")
         self.answered(page, 1)
         self.assertEqual(self.sent[-1]["model"], "large")
-        self.assertEqual(page.locator(".assistant .who").inner_text(), "large")
-        page.reload()
-        page.wait_for_selector("#dot.up")
-        self.assertEqual(page.get_by_label("Model").input_value(), "large")
+        expect(page.locator(".assistant .who")).to_have_text("large")
+        self.reload(page)
+        expect(page.get_by_label("Model")).to_have_value("large")
 
     def test_theme(self):
         page = self.open(1280, 800, color_scheme="dark")
-        colour = lambda: page.evaluate("getComputedStyle(document.body).backgroundColor")
+        body, toggle = page.locator("body"), page.locator("#theme")
+        colour = lambda: body.evaluate("e => getComputedStyle(e).backgroundColor")
         dark = colour()
         page.emulate_media(color_scheme="light")
         # The page hears of it in an event, which may come after emulate_media() returns.
-        page.wait_for_function("dark => getComputedStyle(document.body).backgroundColor !== dark", arg=dark)
+        expect(body).not_to_have_css("background-color", dark)
         light = colour()
-        toggle = page.locator("#theme")
-        self.assertEqual(toggle.get_attribute("aria-label"), "Colours: system")
+        expect(toggle).to_have_attribute("aria-label", "Colours: system")
         toggle.click()
         toggle.click()
-        self.assertEqual((toggle.get_attribute("aria-label"), colour()), ("Colours: dark", dark))
-        page.reload()
-        self.assertEqual(colour(), dark, "the choice is forgotten")
+        expect(toggle).to_have_attribute("aria-label", "Colours: dark")
+        expect(body).to_have_css("background-color", dark)
+        self.reload(page)
+        expect(body, "the choice is forgotten").to_have_css("background-color", dark)
         page.locator("#theme").click()
-        self.assertEqual(colour(), light)
+        expect(body).to_have_css("background-color", light)
         self.assertEqual(self.problems, [])
 
     def test_shortcuts(self):
@@ -109,61 +105,60 @@ class Frame(ChatCase):
         page.wait_for_function("() => document.querySelector('.assistant .body').textContent === 'Two.'")
         page.locator("#prompt").focus()
         page.keyboard.press("ArrowUp")
-        self.assertEqual(page.get_by_label("Edit message").input_value(), "Hello")
+        expect(page.get_by_label("Edit message")).to_have_value("Hello")
         page.keyboard.press("Escape")
         page.keyboard.press("Control+k")
-        self.assertEqual(page.evaluate("document.activeElement.id"), "search")
+        expect(page.locator("#search")).to_be_focused()
         page.keyboard.type("a/?")
-        self.assertEqual(page.locator("#search").input_value(), "a/?")
+        expect(page.locator("#search")).to_have_value("a/?")
         page.locator("#search").fill("")
         page.evaluate("document.activeElement.blur()")
         page.keyboard.press("/")
-        self.assertEqual(page.evaluate("document.activeElement.id"), "prompt")
-        for panel, key in (("history", "b"), ("settings", ",")):
-            before = page.locator(f"#{panel}").is_visible()
+        expect(page.locator("#prompt")).to_be_focused()
+        for panel, key, shown in (("history", "b", False), ("settings", ",", True)):
+            expect(page.locator(f"#{panel}")).to_be_visible(visible=not shown)
             page.keyboard.press(f"Control+{key}")
-            self.assertNotEqual(page.locator(f"#{panel}").is_visible(), before)
+            expect(page.locator(f"#{panel}")).to_be_visible(visible=shown)
         page.keyboard.press("Control+Shift+l")
-        self.assertEqual(page.locator("#theme").get_attribute("aria-label"), "Colours: light")
+        expect(page.locator("#theme")).to_have_attribute("aria-label", "Colours: light")
         page.keyboard.press("Control+Shift+o")
-        self.assertEqual(page.locator(".message").count(), 0)
+        expect(page.locator(".message")).to_have_count(0)
         page.evaluate("document.activeElement.blur()")
         page.keyboard.press("?")
         sheet = page.get_by_role("dialog", name="Keyboard shortcuts")
-        self.assertIn("Search the conversations", sheet.inner_text())
+        expect(sheet).to_contain_text("Search the conversations")
         self.keep(page, "shortcuts")
         page.keyboard.press("Escape")
-        self.assertTrue(sheet.is_hidden())
+        expect(sheet).to_be_hidden()
         self.assertEqual(self.problems, [])
 
     def test_phones(self):
         for width, height in ((390, 844), (844, 390)):
             page = self.open(width, height, is_mobile=True, has_touch=True)
-            fits = lambda: self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), width)
-            ideas, composer = page.locator("#ideas button").last.bounding_box(), page.locator("#composer").bounding_box()
+            ideas, composer = self.box(page.locator("#ideas button").last), self.box(page.locator("#composer"))
             self.assertLessEqual(ideas["y"] + ideas["height"], composer["y"], "a suggestion lies under the input")
             self.assertLessEqual(composer["y"] + composer["height"], height)
             self.script(page, LONG + "\n\n" + "w" * 300 + "\n\n```\n" + "c" * 300 + "\n```")
             page.locator("#prompt").fill("A phone")
             page.get_by_role("button", name="Send").tap()
             self.answered(page, 1)
-            fits()
+            self.fits(page, width)
             page.wait_for_selector("math")
             self.keep(page, f"phone-{width}")
             for panel in ("history", "settings", "live"):
                 page.locator(f"#toggle-{panel}").tap()
-                box = page.locator(f"#{panel}").bounding_box()
+                box = self.box(page.locator(f"#{panel}"))
                 self.assertLessEqual(box["x"] + box["width"], width)
-                fits()
+                self.fits(page, width)
                 self.keep(page, f"phone-{width}-{panel}")
                 page.locator(f"#{panel} .close").tap()
-                self.assertTrue(page.locator(f"#{panel}").is_hidden())
+                expect(page.locator(f"#{panel}")).to_be_hidden()
             page.locator("#toggle-history").tap()
             page.locator(".entry .open").tap()
-            self.assertTrue(page.locator("#history").is_hidden())
-            self.assertTrue(page.locator(".message").first.is_visible())
+            expect(page.locator("#history")).to_be_hidden()
+            expect(page.locator(".message").first).to_be_visible()
             for button in page.locator(".bar .tool:visible").all():
-                box = button.bounding_box()
+                box = self.box(button)
                 self.assertGreaterEqual(min(box["width"], box["height"]), 32)
             self.assertEqual(self.problems, [])
 
@@ -174,11 +169,12 @@ class Copying(ChatCase):
         # A name that is not of this machine is not trusted without TLS.
         super().start_browser("--host-resolver-rules=MAP freshet.test 127.0.0.1")
 
-    def pasted(self, page):
+    def copied(self, page, text):
+        expect(page.locator("#toast")).to_have_text("Copied")
         page.locator("#prompt").fill("")
         page.locator("#prompt").focus()
         page.keyboard.press("Control+v")
-        return page.locator("#prompt").input_value()
+        expect(page.locator("#prompt")).to_have_value(text)
 
     def test_without_tls(self):
         page = self.open(1280, 800, self.server.url.replace("127.0.0.1", "freshet.test"))
@@ -187,15 +183,16 @@ class Copying(ChatCase):
         self.script(page, "The **answer**.\n\n```python\nx = 1\ny = 2\n```\n")
         self.ask(page, "Hello")
         self.answered(page, 1)
+        answer = "The **answer**.\n\n```python\nx = 1\ny = 2\n```\n"
         page.get_by_role("button", name="Copy code").click()
-        page.get_by_text("Copied", exact=True).wait_for()
-        self.assertEqual(self.pasted(page), "x = 1\ny = 2")
+        self.copied(page, "x = 1\ny = 2")
         page.locator(".assistant .meta").get_by_role("button", name="Copy").click()
-        self.assertEqual(self.pasted(page), "The **answer**.\n\n```python\nx = 1\ny = 2\n```\n")
+        self.copied(page, answer)
         page.locator(".user").get_by_role("button", name="Copy").click()
-        self.assertEqual(self.pasted(page), "Hello")
+        self.copied(page, "Hello")
         page.keyboard.press("Control+Shift+y")
-        page.get_by_text("Copied", exact=True).wait_for()
+        self.copied(page, answer)
+        self.keeps(page, answer)
         page.wait_for_selector(".entry")
         page.reload()
         page.wait_for_selector(".message")  # kept here too
@@ -232,9 +229,12 @@ class Access(ChatCase):
             page.wait_for_function("() => document.querySelector('canvas').getAttribute('aria-label').includes(':')")
             self.check(page, f"{scheme}, live")
             page.locator(".entry .more").click()
+            expect(page.locator("#menu")).to_be_visible()
             self.check(page, f"{scheme}, menu")
             page.keyboard.press("Escape")
+            expect(page.locator("#menu")).to_be_hidden()
             page.locator("#open-help").click()
+            expect(page.locator("#help")).to_be_visible()
             self.check(page, f"{scheme}, keys")
             page.keyboard.press("Escape")
             page.route("**/v1/chat/completions", lambda route: route.fulfill(
@@ -253,8 +253,10 @@ class Access(ChatCase):
             self.check(page, f"{width}, answer")
             for panel in ("history", "settings", "live"):
                 page.locator(f"#toggle-{panel}").tap()
+                expect(page.locator(f"#{panel}")).to_be_visible()
                 self.check(page, f"{width}, {panel}")
                 page.locator(f"#{panel} .close").tap()
+                expect(page.locator(f"#{panel}")).to_be_hidden()
 
 
 class Weight(ChatCase):

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import urllib.request
 from pathlib import Path
@@ -20,6 +21,8 @@ OUTPUT = Path(os.environ.get("FRESHET_TEST_OUTPUT", "build/web_test")).absolute(
 MODEL = str(SOURCE / "models/default.gguf")
 CHROMIUM = "/usr/bin/chromium"
 SKIPPED = 77
+# For what must happen soon. The machine may be slow and busy, so only what never happens takes as long.
+PATIENCE_S = 180
 PACKAGES = ("playwright==1.55.0", "axe-playwright-python==0.1.7", "commonmark==0.9.1")
 # A chat template for models without one, to test the chat.
 TEMPLATE = ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -32,12 +35,12 @@ def skip(why):
 
 
 def get_playwright():
-    """Imports playwright; installs it and the other packages and starts over if one is missing."""
+    """Playwright's module; installs it and the other packages and starts over if one is missing."""
     try:
         import axe_playwright_python  # noqa: F401
         import commonmark  # noqa: F401
-        from playwright.sync_api import sync_playwright
-        return sync_playwright
+        from playwright import sync_api
+        return sync_api
     except ImportError:
         pass
     venv = OUTPUT / "venv"
@@ -58,7 +61,11 @@ def get_playwright():
 
 if not Path(CHROMIUM).exists():
     skip(f"there is no {CHROMIUM}")
-sync_playwright = get_playwright()
+sync_api = get_playwright()
+# Checks that wait until they hold. What an action leads to may come after the action has returned: taps,
+# storage, and all that the server answers.
+expect = sync_api.expect
+expect.set_options(timeout=PATIENCE_S * 1000)
 
 
 class Server:
@@ -79,7 +86,7 @@ class Server:
 
     def get(self, path, **headers):
         request = urllib.request.Request(self.url + path, headers=headers)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return answer.status, dict(answer.headers), answer.read().decode()
 
     def metric(self, name):
@@ -110,17 +117,24 @@ class Case(unittest.TestCase):
 
     @classmethod
     def start_browser(cls, *arguments):
-        playwright = sync_playwright().start()
+        playwright = sync_api.sync_playwright().start()
         cls.addClassCleanup(playwright.stop)
-        cls.browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *arguments])
+        # /dev/shm has 64 MB in containers; pages that outgrow it crash.
+        cls.browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, timeout=PATIENCE_S * 1000,
+            args=["--no-sandbox", "--disable-dev-shm-usage", *arguments])
         cls.addClassCleanup(cls.browser.close)
 
-    def open(self, width=1440, height=900, url=None, **options):
-        context = self.browser.new_context(viewport={"width": width, "height": height}, **options)
+    def context(self, **options):
+        # No transitions: a check of colours might see them half-way.
+        context = self.browser.new_context(reduced_motion="reduce", **options)
         self.addCleanup(context.close)
+        context.set_default_timeout(PATIENCE_S * 1000)
+        return context
+
+    def open(self, width=1440, height=900, url=None, **options):
         url = url or self.server.url
-        page = context.new_page()
-        page.set_default_timeout(180_000)
+        page = self.context(viewport={"width": width, "height": height}, **options).new_page()
         self.problems = []
         self.sent = []  # bodies of requests
         page.on("pageerror", lambda error: self.problems.append(str(error)))
@@ -128,8 +142,40 @@ class Case(unittest.TestCase):
         page.on("request", lambda r: self.assertTrue(r.url.startswith(url) or r.url.startswith("blob:"), r.url))
         page.on("request", lambda r: self.sent.append(r.post_data_json) if r.method == "POST" else None)
         page.goto(url + "/")
-        page.wait_for_selector("#dot.up")
+        self.connected(page)
         return page
+
+    @staticmethod
+    def connected(page):
+        """Waits until the page knows what is served."""
+        page.wait_for_selector("#dot.up")
+
+    def reload(self, page):
+        page.reload()
+        self.connected(page)
+
+    def eventually(self, page, check):
+        """Repeats `check` until it raises nothing."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return check()
+            except AssertionError:
+                if time.monotonic() > end:
+                    raise
+            page.wait_for_timeout(20)
+
+    def fits(self, page, width):
+        """Nothing is wider than the window."""
+        self.eventually(page, lambda: self.assertLessEqual(
+            page.evaluate("document.documentElement.scrollWidth"), width))
+
+    def box(self, locator):
+        """Where an element is, once it is shown."""
+        expect(locator).to_be_visible()
+        box = locator.bounding_box()
+        self.assertIsNotNone(box, f"{locator} was there and is gone")
+        return box
 
     @staticmethod
     def message(page):
@@ -139,6 +185,7 @@ class Case(unittest.TestCase):
     def open_panel(page, name):
         if page.locator(f"#{name}").is_hidden():
             page.locator(f"#toggle-{name}").click()
+        expect(page.locator(f"#{name}")).to_be_visible()
 
     def set_tokens(self, page, count, temperature="0"):
         self.open_panel(page, "settings")
@@ -152,6 +199,33 @@ class Case(unittest.TestCase):
     def answered(self, page, count):
         page.wait_for_function("""n => document.querySelectorAll('.assistant').length === n
             && !document.querySelector('.streaming')""", arg=count)
+
+    @staticmethod
+    def kept(page):
+        """The conversations that the browser keeps."""
+        return page.evaluate("""() => new Promise((resolve, reject) => {
+            const opened = indexedDB.open('freshet');
+            opened.onupgradeneeded = () => opened.transaction.abort();  // the page has not made it yet
+            opened.onerror = () => resolve([]);
+            opened.onsuccess = () => {
+              const all = opened.result.transaction('conversations').objectStore('conversations').getAll();
+              all.onerror = () => reject(all.error);
+              all.onsuccess = () => {
+                opened.result.close();
+                resolve(all.result);
+              };
+            };
+          })""")
+
+    def keeps(self, page, *texts):
+        """Waits until the browser keeps complete answers that have these texts; it stores an answer a moment
+        after it shows it."""
+        def check():
+            answers = [n["content"] for c in self.kept(page) for n in c["nodes"]
+                       if n["role"] == "assistant" and n["finish"] not in ("", "interrupted")]
+            for text in texts:
+                self.assertIn(text, answers)
+        self.eventually(page, check)
 
     def throttle(self, page, bytes_per_second=-1):
         """Answers arrive in pieces on any machine; -1 lifts it."""

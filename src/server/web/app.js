@@ -136,11 +136,11 @@ function showModels(models) {
   if (!chat.id) document.title = `${$('model').value || 'Freshet'} · Freshet`;
 }
 
-// What is served, and whether it can chat.
+// What is served, and whether it can chat. Connected is who knows both: a message that is sent before that
+// goes without the server's defaults.
 async function connect() {
   try {
     showModels((await api.json('/v1/models')).data);
-    setStatus(true, 'connected');
     $('key-field').classList.remove('wanted');
   } catch (error) {
     setStatus(false, 'not connected');
@@ -156,6 +156,7 @@ async function connect() {
   } catch {
     setMode('chat'); // the first answer will tell
   }
+  setStatus(true, 'connected');
   return undefined;
 }
 

@@ -2,7 +2,7 @@
 
 import { requestFor, streamAnswer } from './answer.js';
 import { Conversation } from './conversation.js';
-import { $, element, toast } from './dom.js';
+import { $, arrange, element, toast } from './dom.js';
 import { onLibrary } from './markdown.js';
 import { MessageView } from './message.js';
 
@@ -91,14 +91,10 @@ export class Chat {
     return this.#views.get(node);
   }
 
-  // The list of messages is that of the path; elements that stay are not touched.
+  // The list of messages is that of the path.
   #arrange() {
     const wanted = this.#conversation.path().map((node) => this.#viewOf(node));
-    const log = $('log');
-    wanted.forEach((view, i) => {
-      if (log.children[i] !== view.root) log.insertBefore(view.root, log.children[i] ?? null);
-    });
-    while (log.children.length > wanted.length) log.lastChild.remove();
+    arrange($('log'), wanted.map((view) => view.root));
     wanted.forEach((view) => view.updateFrame());
     $('welcome').hidden = wanted.length > 0;
   }
@@ -255,6 +251,7 @@ export class Chat {
   }
 
   showIdeas(ideas, take) {
+    if ([...$('ideas').children].map((button) => button.textContent).join('\n') === ideas.join('\n')) return;
     $('ideas').replaceChildren(...ideas.map((idea) => {
       const button = element('button', '', idea);
       button.type = 'button';

@@ -31,6 +31,16 @@ export function iconButton(className, name, label, run) {
   return button;
 }
 
+// Makes `wanted` the children of `list`. Elements that stay in their order are not touched: one of them may
+// have the focus or be about to be clicked.
+export function arrange(list, wanted) {
+  const stays = new Set(wanted);
+  for (const child of [...list.children]) if (!stays.has(child)) child.remove();
+  wanted.forEach((child, i) => {
+    if (list.children[i] !== child) list.insertBefore(child, list.children[i] ?? null);
+  });
+}
+
 // crypto.randomUUID exists only with TLS.
 export function newId() {
   const bytes = crypto.getRandomValues(new Uint8Array(12));

@@ -1,7 +1,7 @@
 // The list of conversations: search, rename, delete, export, import.
 
 import { Conversation } from './conversation.js';
-import { $, element, icon, iconButton, toast } from './dom.js';
+import { $, arrange, element, icon, iconButton, toast } from './dom.js';
 import { download, fileName, readFile, toJson, toMarkdown } from './transfer.js';
 
 const DAY = 86_400_000;
@@ -32,6 +32,8 @@ export class History {
   #menu = $('menu');
   #renaming = false;
   #refreshes = 0;
+  #ages = new Map(); // age -> its heading in the list
+  #entries = new Map(); // id -> {key, item}: what is in the list, and what it shows
 
   // `select(id or null)` shows a conversation, or a new one.
   constructor(store, select) {
@@ -66,17 +68,29 @@ export class History {
     const found = all.filter((r) => words.every((w) => has(r, w)));
     const list = $('conversations');
     const groups = [];
+    const ages = new Map();
+    const entries = new Map();
     let age = '';
     for (const record of found) {
       if (ageOf(record.updated) !== age) {
         age = ageOf(record.updated);
-        groups.push(element('li', 'age', age));
+        groups.push(this.#ages.get(age) ?? element('li', 'age', age));
+        ages.set(age, groups.at(-1));
       }
-      groups.push(this.#entry(record, words));
+      const { id } = record;
+      const part = words.length > 0 ? excerpt(record, words) : '';
+      const key = `${record.title}\0${part}`;
+      const old = this.#entries.get(id);
+      entries.set(id, old?.key === key ? old : { key, item: this.#entry(record, part) });
+      groups.push(entries.get(id).item);
     }
+    this.#ages = ages;
+    this.#entries = entries;
     const focused = list.contains(document.activeElement) ? document.activeElement : null;
-    list.replaceChildren(...groups);
-    if (focused) this.#item(focused.closest('.entry')?.dataset.id)?.querySelector(`.${focused.classList[0]}`)?.focus();
+    arrange(list, groups);
+    if (focused && document.activeElement !== focused) {
+      this.#item(focused.closest('.entry')?.dataset.id)?.querySelector(`.${focused.classList[0]}`)?.focus();
+    }
     const empty = words.length > 0 ? 'Nothing found.' : 'Conversations are kept in this browser.';
     const blocked = 'This browser keeps nothing for this page: conversations last until it is closed.';
     $('history-note').textContent = !this.#store.lasting ? blocked : found.length === 0 ? empty : '';
@@ -87,14 +101,13 @@ export class History {
     return [...$('conversations').querySelectorAll('.entry')].find((item) => item.dataset.id === id);
   }
 
-  #entry(record, words) {
+  #entry(record, part) {
     const item = element('li', 'entry');
     item.dataset.id = record.id;
     const button = element('button', 'open');
     button.type = 'button';
     button.title = record.title;
     button.append(element('span', 'title', record.title));
-    const part = words.length > 0 ? excerpt(record, words) : '';
     if (part !== '') button.append(element('span', 'excerpt', part));
     button.addEventListener('click', () => this.#select(record.id));
     const more = iconButton('act more', 'more', `More for “${record.title}”`, () =>
@@ -189,6 +202,7 @@ export class History {
       e.stopPropagation();
     });
     field.addEventListener('blur', () => end(true));
+    this.#entries.delete(record.id); // it is drawn anew in the end
     item.replaceChildren(field);
     field.focus();
     field.select();

@@ -12,13 +12,20 @@ const done = (request) => new Promise((resolve, reject) => {
 export class Store {
   lasting = true;
   #db = null;
+  #opened = null; // resolves when `#db` is set or cannot be had
   #memory = new Map();
   #removed = new Set(); // an answer may still be running when its conversation is deleted
   #channel = typeof BroadcastChannel === 'function' ? new BroadcastChannel('freshet') : null;
 
-  // `changed` is called when another tab has changed something.
-  async open(changed) {
+  // `changed` is called when another tab has changed something. What is asked for before the database is open
+  // waits for it.
+  open(changed) {
     if (this.#channel) this.#channel.onmessage = changed;
+    this.#opened = this.#open();
+    return this.#opened;
+  }
+
+  async #open() {
     try {
       const request = indexedDB.open('freshet', 1);
       request.onupgradeneeded = () => request.result.createObjectStore(NAME, { keyPath: 'id' });
@@ -35,16 +42,19 @@ export class Store {
 
   // All records, the newest first.
   async all() {
+    await this.#opened;
     const records = this.#db ? await done(this.#objects('readonly').getAll()) : [...this.#memory.values()];
     return records.sort((a, b) => b.updated - a.updated);
   }
 
   async get(id) {
+    await this.#opened;
     return (this.#db ? await done(this.#objects('readonly').get(id)) : this.#memory.get(id)) ?? null;
   }
 
   // `quiet`: other tabs need not know.
   async put(record, quiet = false) {
+    await this.#opened;
     if (this.#removed.has(record.id)) return;
     if (this.#db) {
       const objects = this.#objects('readwrite');
@@ -64,6 +74,7 @@ export class Store {
 
   async remove(id) {
     this.#removed.add(id);
+    await this.#opened;
     if (this.#db) await done(this.#objects('readwrite').delete(id));
     else this.#memory.delete(id);
     this.#channel?.postMessage('changed');
