@@ -97,6 +97,7 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const runtime::Load
   FRESHET_ASSIGN_OR_RETURN(r.weights,
                            runtime::packed_bytes(checkpoint, spec, loading, compute.ops()));
   add_shape(spec, layout, r);
+  if (drafter.model) r.max_slots = 0;  // it keeps all keys
   r.checkpoint_share = options.enable_prefix_caching ? options.state_checkpoint_share : 0.0;
   if (speculation != nullptr) {
     r.state_slots = 1 + speculation->limit();

@@ -251,25 +251,69 @@ TEST_P(Evictions, Act) {
   EXPECT_LT(some, all);
 }
 
+// The golden Llama with positions up to 200,000, for as long as this lives.
+class LongLlama {
+ public:
+  LongLlama()
+      : folder_(std::filesystem::temp_directory_path() /
+                ("freshet-streaming-" + std::to_string(::getpid()))) {
+    const std::string golden = FRESHET_UNPACKED_DATA "/golden/llama";
+    std::filesystem::copy(golden, folder_,
+                          std::filesystem::copy_options::overwrite_existing |
+                              std::filesystem::copy_options::recursive);
+    std::ifstream in(golden + "/config.json");
+    std::stringstream text;
+    text << in.rdbuf();
+    auto config = json::parse(text.str());
+    EXPECT_TRUE(config.ok());
+    config->as_object()["max_position_embeddings"] = 200'000;
+    std::ofstream(folder_ / "config.json") << json::write(*config);
+  }
+  ~LongLlama() { std::filesystem::remove_all(folder_); }
+  const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  const std::filesystem::path folder_;
+};
+
+// A drafter keeps all keys, so it must have room for them although the model evicts.
+TEST(StreamingEviction, DraftsToTheEnd) {
+  const LongLlama llama;
+  EngineOptions o;
+  o.model = llama.folder();
+  o.threads = 1;
+  o.max_num_seqs = 1;
+  o.max_num_batched_tokens = 64;
+  o.max_model_len = 3000;
+  o.kv_eviction = R"({"policy": "streaming", "budget": 64, "interval": 16})";
+  o.speculative_config = R"({"method": "draft_model", "num_speculative_tokens": 2, "model": ")" +
+                         llama.folder().string() + "\"}";
+  auto engine = Engine::load(o);
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  Request r = evicting_request(0, (*engine)->model().spec().vocab_size);
+  r.params.max_tokens = 2900;
+  int generated = 0;
+  int64_t drafted = 0;  // in the first half
+  std::promise<void> done;
+  r.on_delta = [&](const Delta& d) {
+    generated += static_cast<int>(d.ids.size());
+    if (generated < 1450) drafted = (*engine)->stats().speculation.draft_tokens;
+  };
+  r.on_done = [&](const Usage&) { done.set_value(); };
+  ASSERT_TRUE((*engine)->submit(std::move(r)).ok());
+  done.get_future().wait();
+  EXPECT_EQ(generated, 2900);
+  EXPECT_GT(drafted, 500);
+  EXPECT_GT((*engine)->stats().speculation.draft_tokens, drafted * 3 / 2);
+}
+
 // A cache of 24 blocks serves a sequence of any length.
 TEST(StreamingEviction, GeneratesInConstantMemory) {
-  const std::string golden = FRESHET_UNPACKED_DATA "/golden/llama";
-  const auto folder =
-      std::filesystem::temp_directory_path() / ("freshet-streaming-" + std::to_string(::getpid()));
-  std::filesystem::copy(
-      golden, folder,
-      std::filesystem::copy_options::overwrite_existing | std::filesystem::copy_options::recursive);
-  std::ifstream in(golden + "/config.json");
-  std::stringstream text;
-  text << in.rdbuf();
-  auto config = json::parse(text.str());
-  ASSERT_TRUE(config.ok());
-  config->as_object()["max_position_embeddings"] = 200'000;
-  std::ofstream(folder / "config.json") << json::write(*config);
+  const LongLlama llama;
   constexpr int kStreamed = 100'000;
 
   EngineOptions o;
-  o.model = folder;
+  o.model = llama.folder();
   o.threads = 1;
   o.max_num_seqs = 2;
   o.max_num_batched_tokens = 64;
@@ -277,7 +321,6 @@ TEST(StreamingEviction, GeneratesInConstantMemory) {
   o.kv_eviction = R"({"policy": "streaming", "budget": 256, "interval": 64})";
   o.kv_cache_memory = size_t{1} << 17;
   auto engine = Engine::load(o);
-  std::filesystem::remove_all(folder);
   ASSERT_TRUE(engine.ok()) << engine.status().message();
   const int64_t blocks = (*engine)->cache_info().blocks;
   EXPECT_LT(blocks, 150'000 / 16 / 10);

@@ -343,7 +343,8 @@ Status WeightReader::joined(Linear& out, Role first, int64_t first_rows, Role se
   const auto kAny = Inputs::kAnyOrder;
   FRESHET_ASSIGN_OR_RETURN(Rows rows, this->rows(*head, first_rows, cols, Layout::kRows, kAny));
   FRESHET_ASSIGN_OR_RETURN(Rows more, this->rows(*tail, second_rows, cols, Layout::kRows, kAny));
-  if (rows.inputs != more.inputs || rows.outliers.columns != more.outliers.columns) {
+  if (rows.inputs != more.inputs || rows.outliers.columns != more.outliers.columns ||
+      rows.outliers.format != more.outliers.format) {
     FRESHET_ASSIGN_OR_RETURN(rows, this->rows(*head, first_rows, cols));
     FRESHET_ASSIGN_OR_RETURN(more, this->rows(*tail, second_rows, cols));
   }

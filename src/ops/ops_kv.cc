@@ -32,7 +32,9 @@ struct ScoreTask {
   int group() const { return params.heads / cache.shape.kv_heads; }
   int32_t slots() const { return batch.context_len[static_cast<size_t>(scored.sequence)]; }
   // How many sums a task has: of each query of which it has a row, or one.
-  int64_t touched() const { return scored.apart ? (kScoredRows - 1) / group() + 2 : 1; }
+  int64_t touched() const {
+    return scored.apart ? std::min((kScoredRows - 1) / group() + 2, scored.queries) : 1;
+  }
   static size_t floats(const KvShape& s, int64_t slots) {
     const int64_t padded = blocks_of(static_cast<int32_t>(slots)) * int64_t{kBlockTokens};
     return static_cast<size_t>(kScoredRows * (padded + s.key_dim) + kBlockTokens * s.key_dim);

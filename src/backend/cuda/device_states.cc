@@ -55,9 +55,10 @@ void CudaDevice::linear_scan(const ops::LinearScan& s) {
   check(api_.states.linear_scan(ctx_, &args), "linear_scan");
 }
 
-// Tiled value heads take one scan for each tile. Each scan divides queries and keys by their
-// lengths, in place: those of unit length change by half a millionth, and queries all by the same
-// factor, which the norm of the result removes.
+// Tiled value heads take one scan for each tile. Each scan divides queries and keys by the square
+// roots of their squared lengths plus 1e-6, in place. Those of unit length change by half a
+// millionth; shorter keys, of squared lengths near 1e-6, come out longer in later tiles than in the
+// first, alike in every batch.
 void CudaDevice::delta_scan(const ops::DeltaScan& s) {
   if (s.tiled && s.value_heads > s.key_heads) {
     const int64_t values = int64_t{s.key_heads} * s.value_dim;
