@@ -56,6 +56,7 @@ class Family {
         out_(out) {}
 
   Status complete() {
+    FRESHET_RETURN_IF_ERROR(counts());
     type_ = architecture_;
     for (const auto& [gguf, type] : kTypes) {
       if (gguf == architecture_) type_ = type;
@@ -89,6 +90,20 @@ class Family {
     return gguf_.get_int(prefix_ + std::string(key));
   }
   void set(std::string_view key, json::Value value) { out_[key] = std::move(value); }
+
+  // Every layer costs work before its tensors are looked for.
+  Status counts() const {
+    constexpr int64_t kMostBlocks = 4096;
+    const int64_t blocks = get("block_count").value_or(0);
+    if (blocks < 1 || blocks > kMostBlocks)
+      return invalid_argument("GGUF: '{}block_count' must be a number from 1 to {}", prefix_,
+                              kMostBlocks);
+    const auto behind = get("nextn_predict_layers");
+    if (behind && (*behind < 0 || *behind >= blocks))
+      return invalid_argument("GGUF: '{}nextn_predict_layers' is {}, of {} blocks", prefix_,
+                              *behind, blocks);
+    return {};
+  }
 
   // The layers behind the last one predict further tokens; and which layers are local.
   void layers() {

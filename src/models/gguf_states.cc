@@ -30,7 +30,9 @@ class States {
 
   Result<std::string_view> complete() {
     const auto hybrid = std::ranges::find(kHybrids, architecture_, &Hybrid::name);
+    FRESHET_RETURN_IF_ERROR(lists());
     FRESHET_RETURN_IF_ERROR(layers_without(hybrid != std::end(kHybrids)));
+    FRESHET_RETURN_IF_ERROR(granite_rotates());
     if (architecture_.starts_with("lfm2")) short_convolutions();
     if (architecture_ == "mamba" || architecture_ == "mamba2") return mamba();
     if (hybrid == std::end(kHybrids)) return std::string_view();
@@ -70,6 +72,28 @@ class States {
     if (list.size() == 1) list.resize(count, list.front());
     list.resize(count, 0);
     return list;
+  }
+
+  // What layers have of their own has one number for each block.
+  Status lists() const {
+    const auto blocks = static_cast<uint64_t>(get("block_count").value_or(0));
+    for (const char* key : {"attention.head_count", "attention.head_count_kv",
+                            "feed_forward_length", "attention.recurrent_layers"}) {
+      const loader::GgufValue* const list = gguf_.find(prefix_ + key);
+      if (list != nullptr && list->is_array && list->count != blocks)
+        return invalid_argument("GGUF: '{}{}' has {} numbers for {} blocks", prefix_, key,
+                                list->count, blocks);
+    }
+    return {};
+  }
+
+  // This key tells whether a Granite rotates queries and keys.
+  Status granite_rotates() const {
+    const bool plain = architecture_ == "granite" || architecture_ == "granitemoe";
+    if (plain && !gguf_.get_bool(prefix_ + "rope.scaling.finetuned").value_or(true))
+      return unsupported("GGUF: '{}rope.scaling.finetuned' = false (no RoPE) is not supported",
+                         prefix_);
+    return {};
   }
 
   // Other architectures run attention and an MLP in every layer.
@@ -196,6 +220,8 @@ class States {
       return invalid_argument("GGUF: '{}ssm.time_step_rank' is {}, no multiple of {} groups",
                               prefix_, rank_, groups_);
     set("tiled_value_heads", architecture_ != "qwen3next" && rank_ > groups_);
+    if (!gguf_.get_bool(prefix_ + "expert_weights_norm").value_or(true))
+      return unsupported("GGUF: '{}expert_weights_norm' = false is not supported", prefix_);
     set("norm_topk_prob", true);
     const std::vector<int64_t> listed = per_layer("attention.recurrent_layers");
     const bool has_list = gguf_.find(prefix_ + "attention.recurrent_layers") != nullptr;
@@ -247,7 +273,7 @@ class States {
     for (const int64_t heads : per_layer("attention.head_count_kv"))
       types.emplace_back(heads == 0 ? "linear_attention" : "full_attention");
     set("layer_types", std::move(types));
-    const bool rotates = gguf_.get_bool(prefix_ + "rope.scaling.finetuned").value_or(false);
+    const bool rotates = gguf_.get_bool(prefix_ + "rope.scaling.finetuned").value_or(true);
     set("position_embedding_type", rotates ? "rope" : "nope");
     if (!get("rope.dimension_count")) whole_rotation();
     const bool experts = get("expert_count").value_or(0) > 0;

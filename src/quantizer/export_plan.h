@@ -25,6 +25,10 @@ struct Planned {
     // Row indices in the source, counted from first_row; empty: unchanged order.
     std::vector<int64_t> order;
     float factor = 1.0f;  // of the numbers
+
+    int64_t source_row(int64_t row) const {
+      return first_row + (order.empty() ? row : order[static_cast<size_t>(row)]);
+    }
   };
   std::string name;
   std::vector<int64_t> shape;  // outermost first
@@ -36,8 +40,7 @@ struct Planned {
   // The source's column of each column that is written; empty: unchanged order.
   std::vector<int64_t> columns;
 
-  // Whether numbers and columns are the source's own: then rows that were encoded from its rows can
-  // be written.
+  // Whether numbers and columns are the source's own.
   bool has_own_rows() const;
   int64_t cols() const { return shape.back(); }
   int64_t rows() const;

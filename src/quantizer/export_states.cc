@@ -51,6 +51,8 @@ Status ExportPlanner::branch(const ShortConvSpec& conv, int layer) {
 }
 
 Status ExportPlanner::branch(const MambaSpec& mamba, int layer) {
+  if (reader_.architecture().type == "jamba")
+    FRESHET_RETURN_IF_ERROR(no_biases({Role::kStateIn, Role::kStateOut}, layer));
   for (const Role role : {Role::kStateIn, Role::kStateX, Role::kStateDt, Role::kStateOut})
     FRESHET_RETURN_IF_ERROR(linear(role, layer));
   for (const Role role : {Role::kStateDtNorm, Role::kStateBNorm, Role::kStateCNorm})

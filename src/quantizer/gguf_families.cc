@@ -59,6 +59,21 @@ class FamilyKeys {
     return {};
   }
 
+  // Readers of Qwen's expect experts in every layer, and one way to weigh them.
+  Status qwen_experts() const {
+    const auto sparse = [](const LayerSpec& layer) { return layer.find<MoeSpec>() != nullptr; };
+    const auto first = std::ranges::find_if(spec_.layers, sparse);
+    if (first == spec_.layers.end()) return {};
+    if (!std::ranges::all_of(spec_.layers, sparse))
+      return unsupported(
+          "'mlp_only_layers' and 'decoder_sparse_step' have no place in a GGUF file of this "
+          "architecture: only models with experts in every layer are converted");
+    const bool wanted = architecture_ != "qwen2moe";
+    if (first->find<MoeSpec>()->routing.renormalize != wanted)
+      return unsupported("'norm_topk_prob' has no place in a GGUF file: it must be {}", wanted);
+    return {};
+  }
+
   // Layers with states, which are all alike.
   Status states() {
     for (const LayerSpec& layer : spec_.layers) {
@@ -148,6 +163,7 @@ Status add_family(const json::Value& config, const ModelSpec& spec, const std::s
   if (is({"glm4moe", "ernie4_5-moe", "minimax-m2", "olmoe", "lfm2moe"})) {
     FRESHET_RETURN_IF_ERROR(keys.experts());
   }
+  if (architecture.starts_with("qwen")) FRESHET_RETURN_IF_ERROR(keys.qwen_experts());
   FRESHET_RETURN_IF_ERROR(keys.states());
   if (is({"qwen35", "qwen35moe"})) keys.sections();
   if (architecture == "smollm3") FRESHET_RETURN_IF_ERROR(keys.ropes());

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <span>
 
 #include <fmt/format.h>
@@ -62,6 +63,26 @@ class GgufFamilies : public testing::TestWithParam<std::string> {
     EXPECT_LE(off, tolerance * largest);
   }
   std::string file() const { return folder_ + "/model.gguf"; }
+
+  // The file with other metadata.
+  std::string changed(std::string_view left_out,
+                      const std::function<void(loader::GgufWriter&)>& add = {}) {
+    const auto made = loader::GgufFile::open(file());
+    EXPECT_TRUE(made.ok());
+    loader::GgufWriter out;
+    for (const auto& [key, value] : made->metadata()) {
+      if (key != left_out) out.add_value(key, value);
+    }
+    if (add) add(out);
+    for (const loader::TensorSource& t : made->tensors())
+      EXPECT_TRUE(out.add_tensor(t.name, *t.format, t.shape).ok());
+    const std::string path = folder_ + "/changed.gguf";
+    EXPECT_TRUE(out.open(path).ok());
+    for (const loader::TensorSource& t : made->tensors())
+      EXPECT_TRUE(out.write({t.data, t.bytes}).ok());
+    EXPECT_TRUE(out.close().ok());
+    return path;
+  }
 
   // Of all positions, by the plain operations.
   Result<std::vector<float>> logits(const std::string& path) {
@@ -179,18 +200,9 @@ TEST_F(GgufStates, LayersMayBeListed) {
   });
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_FALSE(logits(file()).ok());  // layer 2 is none with attention
-  const auto made = loader::GgufFile::open(file());
-  ASSERT_TRUE(made.ok());
-  loader::GgufWriter out;
-  for (const auto& [key, value] : made->metadata()) out.add_value(key, value);
-  out.add_i32s("qwen3next.attention.recurrent_layers", std::vector<int32_t>{1, 1, 1, 0});
-  for (const loader::TensorSource& t : made->tensors())
-    ASSERT_TRUE(out.add_tensor(t.name, *t.format, t.shape).ok());
-  const std::string listed = folder_ + "/listed.gguf";
-  ASSERT_TRUE(out.open(listed).ok());
-  for (const loader::TensorSource& t : made->tensors())
-    ASSERT_TRUE(out.write({t.data, t.bytes}).ok());
-  ASSERT_TRUE(out.close().ok());
+  const std::string listed = changed("", [](loader::GgufWriter& out) {
+    out.add_i32s("qwen3next.attention.recurrent_layers", std::vector<int32_t>{1, 1, 1, 0});
+  });
   expect_near(listed, seeded("qwen3-next"));
 }
 
@@ -225,10 +237,34 @@ TEST_F(GgufStates, WhatReadersMissIsToldInOneLine) {
   }
 }
 
+// Readers of the format rotate where this key is missing.
+TEST_F(GgufStates, BambaRotatesWithoutAKeyThatSaysSo) {
+  const Status status = convert(seeded("bamba"));
+  ASSERT_TRUE(status.ok()) << status.message();
+  expect_near(changed("granitehybrid.rope.scaling.finetuned"), seeded("bamba"));
+}
+
+TEST_F(GgufStates, CountsThatCannotBeAreRefused) {
+  ASSERT_TRUE(convert(seeded("qwen3-5")).ok());
+  const auto refused = [&](const char* key, const std::function<void(loader::GgufWriter&)>& add) {
+    const auto got = logits(changed(key, add));
+    EXPECT_FALSE(got.ok());
+    EXPECT_NE(got.status().message().find(key), std::string::npos) << got.status().message();
+  };
+  constexpr const char* kBehind = "qwen35.nextn_predict_layers";
+  refused(kBehind, [](auto& out) { out.add_i32(kBehind, std::numeric_limits<int32_t>::min()); });
+  constexpr const char* kBlocks = "qwen35.block_count";
+  refused(kBlocks, [](auto& out) { out.add_u64(kBlocks, std::numeric_limits<int64_t>::max()); });
+  refused(kBlocks, [](auto& out) { out.add_u64(kBlocks, uint64_t{1} << 63); });
+  constexpr const char* kListed = "qwen35.attention.recurrent_layers";
+  refused(kListed, [](auto& out) { out.add_i32s(kListed, std::vector<int32_t>{1, 1, 1}); });
+}
+
 // Each with one line that names the key.
 TEST_F(GgufStates, WhatIsNotHonouredIsRefused) {
   const struct {
     const char *model, *key, *value;
+    const char* says = nullptr;  // other than the key
   } cases[] = {{"qwen3-next", "qwen3next.attention.scale", "0.5"},
                {"qwen3-next", "qwen3next.expert_weights_scale", "2.5"},
                {"qwen3-5", "qwen35.attention.sliding_window", "64"},
@@ -236,7 +272,15 @@ TEST_F(GgufStates, WhatIsNotHonouredIsRefused) {
                {"falcon-h1", "falcon-h1.final_logit_softcapping", "30.0"},
                {"nemotron-h", "nemotron_h.ssm.group_count", "0"},
                {"granitemoehybrid", "granitehybrid.expert_shared_feed_forward_length", "0"},
-               {"mamba2", "mamba2.ssm.inner_size", "0"}};
+               {"mamba2", "mamba2.ssm.inner_size", "0"},
+               {"qwen3-next", "qwen3next.expert_weights_norm", "false"},
+               {"granitemoe", "granitemoe.rope.scaling.finetuned", "false"},
+               {"qwen3-5", "qwen35.block_count", "16777216"},
+               {"lfm2", "lfm2.block_count", "4097"},
+               {"jamba", "jamba.block_count", "0"},
+               {"falcon-h1", "falcon-h1.nextn_predict_layers", "100"},
+               {"jamba", "jamba.block_count", "3", "jamba.attention.head_count_kv' has"},
+               {"nemotron-h", "nemotron_h.block_count", "3", "nemotron_h.attention.head_count_kv"}};
   for (const auto& c : cases) {
     const Status status = convert(seeded(c.model), "bf16",
                                   [&](ExportOptions& o) { o.metadata = {{c.key, c.value}}; });
@@ -244,7 +288,7 @@ TEST_F(GgufStates, WhatIsNotHonouredIsRefused) {
     const auto got = logits(file());
     ASSERT_FALSE(got.ok()) << c.key;
     const std::string message(got.status().message());
-    EXPECT_NE(message.find(c.key), std::string::npos) << message;
+    EXPECT_NE(message.find(c.says != nullptr ? c.says : c.key), std::string::npos) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
   }
 }

@@ -13,10 +13,6 @@ void read_row(const loader::TensorSource& t, int64_t row, int64_t cols, float* o
   info.decode(t.data + static_cast<size_t>(row) * quant::row_bytes(*t.format, cols), out, cols);
 }
 
-int64_t source_row(const Planned::Part& part, int64_t row) {
-  return part.first_row + (part.order.empty() ? row : part.order[static_cast<size_t>(row)]);
-}
-
 void gather_vector(const Planned::Part& part, float* to) {
   std::vector<float> all(static_cast<size_t>(part.rows));
   read_row(*part.source, 0, part.rows, all.data());
@@ -57,7 +53,7 @@ Status PlannedReader::gather(const Planned& p) {
       gather_columns(part, cols, to);
     } else {
       pool_.parallel_for(part.rows, [&](int64_t r, int) {
-        read_row(*part.source, source_row(part, r), cols, to + r * cols);
+        read_row(*part.source, part.source_row(r), cols, to + r * cols);
       });
     }
     to += part.rows * (vector ? 1 : cols);
@@ -110,7 +106,7 @@ Result<std::span<const float>> PlannedReader::read_rows(const Planned& p,
       auto part = p.parts.begin();
       while (row >= part->rows) row -= (part++)->rows;
       float* const to = numbers_.data() + i * cols;
-      read_row(*part->source, source_row(*part, row), cols, to);
+      read_row(*part->source, part->source_row(row), cols, to);
       for (int64_t c = 0; part->factor != 1.0f && c < cols; ++c) to[c] *= part->factor;
     });
     for (const Planned::Part& part : p.parts) release(part);

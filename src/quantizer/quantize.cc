@@ -91,7 +91,7 @@ std::string QuantizeJob::hash_of(const Imatrix& imatrix) const {
 // Everything that the result depends on.
 std::string QuantizeJob::key() const {
   json::Object key;
-  key["version"] = 1;
+  key["version"] = 2;
   key["producer"] = options_.producer;
   key["method"] = options_.method.name();
   key["scheme"] =
@@ -167,6 +167,12 @@ Status QuantizeJob::prepare() {
         auto& formats = formats_[part.source->name];
         if (std::ranges::count(formats, p.format) == 0) formats.push_back(p.format);
         gguf_names_[part.source->name] = p.name;
+        if (p.has_own_rows()) continue;
+        FileForm& form = forms_[part.source->name];
+        form.columns = p.columns;
+        form.factors.resize(static_cast<size_t>(part.source->shape.front()), 1.0f);
+        for (int64_t r = 0; r < part.rows; ++r)
+          form.factors[static_cast<size_t>(part.source_row(r))] = part.factor;
       }
     }
   } else {

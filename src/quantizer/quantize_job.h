@@ -40,6 +40,11 @@ class QuantizeJob {
   struct ChannelScales {
     std::vector<float> columns, rows;
   };
+  // How a GGUF file holds a matrix, where not as its source.
+  struct FileForm {
+    std::vector<float> factors;    // of the source's rows; empty: ones
+    std::vector<int64_t> columns;  // as Planned's
+  };
   struct Work {  // a matrix on its way
     models::LinearTensor tensor;
     std::vector<Target> targets;
@@ -76,7 +81,8 @@ class QuantizeJob {
   // `stats`: of the inputs, scaled; nullptr: unknown.
   Status quantise_matrix(Work& w, const Inputs& inputs, const InputStats* stats,
                          std::vector<StoredTensor>& stored);
-  static InputStats stats_for(size_t index, std::vector<Work>& work, const std::vector<bool>& done);
+  InputStats stats_for(size_t index, std::vector<Work>& work, const std::vector<bool>& done) const;
+  const FileForm& form_of(const models::LinearTensor& t) const;
   void add_given_statistics(std::vector<Work>& work);
   Status share_tensor_scales(std::vector<Work>& work);
   Status apply_part(const PartResults::Part& part,
@@ -122,6 +128,7 @@ class QuantizeJob {
   std::vector<models::Part> parts_;
   std::map<std::string, std::vector<quant::Format>> formats_;  // GGUF: by source tensor
   std::map<std::string, std::string> gguf_names_;              // by source tensor
+  std::map<std::string, FileForm> forms_;                      // by source tensor
   std::vector<std::shared_ptr<const tokenizer::Regex>> ignored_;
   // Containers: the part and the matrix by tensor.
   std::map<std::string, std::pair<int, models::LinearTensor>> places_;

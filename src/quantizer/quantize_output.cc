@@ -29,20 +29,24 @@ class FinishedRows final : public RowSource {
  public:
   // The files of a part must outlive this.
   void add(const PartResults::Part& part) {
-    for (const loader::TensorSource& t : part.file.tensors()) rows_[t.name] = &t;
+    for (const loader::TensorSource& t : part.file.tensors()) {
+      rows_[t.name] = &t;
+      quantised_.insert(t.name.substr(0, t.name.find('|')));
+    }
   }
 
   Result<bool> encode(const Planned& p, const Numbers& /*numbers*/,
                       std::span<uint8_t> rows) override {
-    if (quant::info(p.format).plain() || !p.has_own_rows()) return false;
+    if (quant::info(p.format).plain()) return false;
     const size_t stride = quant::row_bytes(p.format, p.cols());
     uint8_t* to = rows.data();
     for (const Planned::Part& part : p.parts) {
       for (int64_t r = 0; r < part.rows; ++r, to += stride) {
-        const int64_t from =
-            part.first_row + (part.order.empty() ? r : part.order[static_cast<size_t>(r)]);
-        const uint8_t* row = find(*part.source, p.format, from, stride);
-        if (row == nullptr) return false;
+        const uint8_t* row = find(*part.source, p.format, part.source_row(r), stride);
+        if (row == nullptr && !quantised_.contains(part.source->name)) return false;
+        if (row == nullptr)
+          return internal_error("tensor '{}': the finished parts lack row {} of '{}'", p.name, r,
+                                part.source->name);
         std::memcpy(to, row, stride);
       }
     }
@@ -69,6 +73,7 @@ class FinishedRows final : public RowSource {
   }
 
   std::map<std::string, const loader::TensorSource*> rows_;
+  std::set<std::string> quantised_;             // source tensors
   std::set<const loader::TensorSource*> read_;  // since pages were released last
 };
 

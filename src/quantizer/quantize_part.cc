@@ -51,6 +51,51 @@ std::optional<std::vector<int32_t>> outlier_columns(const Scheme& scheme, const 
   return out;
 }
 
+using Order = std::vector<int64_t>;
+
+template <class T>
+void put_in_order(T* values, const Order& order) {
+  const std::vector<T> own(values, values + order.size());
+  for (size_t i = 0; i < order.size(); ++i) values[i] = own[static_cast<size_t>(order[i])];
+}
+
+// From a source's numbers to those that a GGUF file has, and back.
+void to_file(std::vector<float>& numbers, size_t cols, const std::vector<float>& factors,
+             const Order& columns) {
+  for (size_t r = 0; r < factors.size(); ++r) {
+    for (size_t c = 0; c < cols; ++c) numbers[r * cols + c] *= factors[r];
+  }
+  for (size_t at = 0; !columns.empty() && at < numbers.size(); at += cols)
+    put_in_order(numbers.data() + at, columns);
+}
+
+void from_file(std::vector<float>& numbers, size_t cols, const std::vector<float>& factors,
+               const Order& columns) {
+  Order back(columns.size());
+  for (size_t i = 0; i < columns.size(); ++i)
+    back[static_cast<size_t>(columns[i])] = static_cast<int64_t>(i);
+  for (size_t at = 0; !back.empty() && at < numbers.size(); at += cols)
+    put_in_order(numbers.data() + at, back);
+  for (size_t r = 0; r < factors.size(); ++r) {
+    for (size_t c = 0; c < cols && factors[r] != 0.0f; ++c) numbers[r * cols + c] /= factors[r];
+  }
+}
+
+InputStats ordered_stats(InputStats stats, const Order& columns) {
+  for (auto* of : {&stats.mean_abs, &stats.max_abs, &stats.mean_square}) {
+    if (!of->empty()) put_in_order(of->data(), columns);
+  }
+  const std::vector<float> gram = std::move(stats.gram);
+  stats.gram.resize(gram.size());
+  const size_t cols = columns.size();
+  for (size_t r = 0; r < cols && !gram.empty(); ++r) {
+    const float* const row = gram.data() + static_cast<size_t>(columns[r]) * cols;
+    for (size_t c = 0; c < cols; ++c)
+      stats.gram[r * cols + c] = row[static_cast<size_t>(columns[c])];
+  }
+  return stats;
+}
+
 int64_t count_outliers(const QuantisedMatrix& matrix) {
   const auto* coded = std::get_if<CodedMatrix>(&matrix);
   return coded == nullptr || !coded->outliers ? 0 : std::ssize(coded->outliers->columns);
@@ -144,8 +189,17 @@ void QuantizeJob::add_given_statistics(std::vector<Work>& work) {
     InputStats& stats = given_stats_.emplace_back();
     stats.cols = w.tensor.cols;
     stats.mean_square.assign(means.begin(), means.end());
+    const std::vector<int64_t>& columns = form_of(w.tensor).columns;
+    for (size_t c = 0; c < columns.size(); ++c)
+      stats.mean_square[static_cast<size_t>(columns[c])] = means[c];
     w.stats = &stats;
   }
+}
+
+const QuantizeJob::FileForm& QuantizeJob::form_of(const LinearTensor& t) const {
+  static const FileForm kAsItIs;
+  const auto found = forms_.find(t.source->name);
+  return found == forms_.end() ? kAsItIs : found->second;
 }
 
 // The largest key or value becomes E4M3's largest number.
@@ -240,22 +294,24 @@ Status QuantizeJob::share_tensor_scales(std::vector<Work>& work) {
   return {};
 }
 
-// The statistics of matrices [index, ...) that share them, scaled. The gram matrix is moved out of
-// where it was if no other matrix needs it.
+// The statistics of matrices [index, ...) that share them, scaled, in the order of the file's
+// columns. The gram matrix is moved out of where it was if no other matrix needs it.
 InputStats QuantizeJob::stats_for(size_t index, std::vector<Work>& work,
-                                  const std::vector<bool>& done) {
+                                  const std::vector<bool>& done) const {
   Work& w = work[index];
   bool last = true;
+  const std::vector<int64_t>& columns = form_of(w.tensor).columns;
   for (size_t j = 0; j < work.size(); ++j) {
-    if (!done[j] && work[j].stats == w.stats && work[j].scales.columns != w.scales.columns)
-      last = false;
+    const bool same =
+        work[j].scales.columns == w.scales.columns && form_of(work[j].tensor).columns == columns;
+    if (!done[j] && work[j].stats == w.stats && !same) last = false;
   }
   std::vector<float> gram = last ? std::move(w.stats->gram) : w.stats->gram;
   if (last) w.stats->gram = {};
   InputStats stats = *w.stats;
   stats.gram = std::move(gram);
-  return w.scales.columns.empty() ? std::move(stats)
-                                  : scaled_stats(std::move(stats), w.scales.columns);
+  if (!w.scales.columns.empty()) stats = scaled_stats(std::move(stats), w.scales.columns);
+  return columns.empty() ? std::move(stats) : ordered_stats(std::move(stats), columns);
 }
 
 // Matrices that read the same inputs come one after the other, so that their moments are prepared
@@ -274,8 +330,9 @@ Status QuantizeJob::quantise_work(std::vector<Work>& work, std::vector<bool>& do
       inputs = prepare_inputs(stats, std::move(gram), options_.method.gptq, {}, pool);
     }
     for (size_t j = i; j < work.size(); ++j) {
-      const bool same =
-          work[j].stats == work[i].stats && work[j].scales.columns == work[i].scales.columns;
+      const bool same = work[j].stats == work[i].stats &&
+                        work[j].scales.columns == work[i].scales.columns &&
+                        form_of(work[j].tensor).columns == form_of(work[i].tensor).columns;
       if (done[j] || !same) continue;
       done[j] = true;
       if (stopped(fraction_)) return cancelled("interrupted");
@@ -299,6 +356,8 @@ Status QuantizeJob::quantise_matrix(Work& w, const Inputs& inputs, const InputSt
     if (!w.scales.columns.empty()) numbers[i] *= w.scales.columns[i % cols];
     if (!w.scales.rows.empty()) numbers[i] /= w.scales.rows[i / cols];
   }
+  const FileForm& form = form_of(w.tensor);
+  to_file(numbers, cols, form.factors, form.columns);
   method.tensor_max = w.tensor_max;
   for (const Target& target : w.targets) {
     const auto* scheme = std::get_if<Scheme>(&target);
@@ -366,7 +425,10 @@ Status QuantizeJob::apply_part(const PartResults::Part& part,
     if (to.empty()) continue;
     FRESHET_ASSIGN_OR_RETURN(const QuantisedMatrix matrix,
                              load_matrix(stored_name(t, to.back()), t, to.back(), part.file));
-    FRESHET_RETURN_IF_ERROR(working_.write(t, dequantise(matrix, std::get_if<Scheme>(&to.back()))));
+    std::vector<float> numbers = dequantise(matrix, std::get_if<Scheme>(&to.back()));
+    const FileForm& form = form_of(t);
+    from_file(numbers, static_cast<size_t>(t.cols), form.factors, form.columns);
+    FRESHET_RETURN_IF_ERROR(working_.write(t, numbers));
   }
   return {};
 }

@@ -213,9 +213,7 @@ class LossMeter {
       for (; i < p.parts.size() && p.parts[i].source->name == name; ++i) {
         const Planned::Part& part = p.parts[i];
         for (int64_t r = 0; r < part.rows; ++r, from += cols) {
-          const int64_t row =
-              part.first_row + (part.order.empty() ? r : part.order[static_cast<size_t>(r)]);
-          std::copy_n(from, cols, values.begin() + row * cols);
+          std::copy_n(from, cols, values.begin() + part.source_row(r) * cols);
         }
       }
       FRESHET_RETURN_IF_ERROR(working_.write_all(name, values));

@@ -4,11 +4,14 @@ usage: states_test.py States
 
 FRESHET_UNPACKED_DATA names the folder where tests/seeded_checkpoints.cc wrote its checkpoints.
 """
+import array
 import json
 import os
 import random
+import shutil
+import struct
 
-from quantize_case import UNPACKED, QuantizeCase, load_safetensors, main, read_tensors, write_safetensors
+from quantize_case import UNPACKED, QuantizeCase, bf16, load_safetensors, main, read_tensors, write_safetensors
 
 SEEDED = os.path.join(UNPACKED, "seeded")
 VOCABULARY = 96
@@ -126,6 +129,80 @@ class States(QuantizeCase):
             base = self.logits(model, ids)
             self.quantize(model, out, "Q8_0", "--calibration", ids)
             self.assertLess(self.distance(base, self.logits(out, ids)), 0.1, name)
+
+    def test_methods_make_the_numbers_that_the_file_holds(self):
+        """Falcon-H1's multipliers are in its weights; the delta nets' value heads are tiled in the columns of ssm_out."""
+        ids = self.ids(windows=16, length=64)
+        for name, tensors in (("falcon-h1", "ssm_in|ssm_out|attn_k|attn_output|ffn_gate|ffn_down"), ("qwen3-5", "ssm_out"),
+                              ("qwen3-next", "ssm_out"), ("qwen3-5-moe", "ssm_out")):
+            model = os.path.join(SEEDED, name)
+            base, of = self.logits(model, ids), {}
+            flags = ("--tensor-type", f"({tensors})=q4_0", "--tensor-type", ".=f32")
+            self.succeeds("convert", model, "-o", self.path("convert.gguf"), "--type", "Q4_0", *flags)
+            of["convert"] = self.logits(self.path("convert.gguf"), ids)
+            for method in ("rtn", "gptq"):
+                out = self.path(f"{method}.gguf")
+                self.quantize(model, out, "Q4_0", "--method", method, "--calibration", ids, "--force", *flags)
+                of[method] = self.logits(out, ids)
+            os.remove(self.path("convert.gguf"))
+            self.assertTrue(of["rtn"] == of["convert"], name)
+            self.assertFalse(of["gptq"] == of["rtn"], name)
+            if name in ("falcon-h1", "qwen3-5"):  # the others choose other experts, whatever the error
+                self.assertLess(self.distance(base, of["gptq"]), self.distance(base, of["rtn"]), name)
+
+    def changed(self, name, to, settings, change):
+        """A model with other settings and tensors."""
+        model = shutil.copytree(os.path.join(SEEDED, name), self.path(to))
+        with open(os.path.join(model, "config.json"), encoding="utf-8") as f:
+            config = json.load(f)
+        config.update(settings)
+        self.write(os.path.join(to, "config.json"), json.dumps(config))
+        tensors = read_tensors(os.path.join(model, "model.safetensors"))
+        change(tensors)
+        write_safetensors(os.path.join(model, "model.safetensors"), tensors)
+        return model
+
+    def test_scales_of_channels_fit_the_numbers_of_the_file(self):
+        def louder(tensors):
+            less_one = any("linear_attn" in name for name in tensors)  # as Qwen's are stored
+            for name, (kind, shape, data) in tensors.items():
+                if ".layers." in name and name.endswith("layernorm.weight"):
+                    values = [struct.unpack("<f", struct.pack("<I", v << 16))[0] for v in array.array("H", data)]
+                    for channel in (3, 7, 11):
+                        values[channel] = values[channel] * 6 + less_one * 5
+                    tensors[name] = kind, shape, array.array("H", map(bf16, values)).tobytes()
+
+        ids = self.ids(windows=16, length=64)
+        for name in ("falcon-h1", "qwen3-5"):
+            model = self.changed(name, name, {}, louder)
+            base, error = self.logits(model, ids), {}
+            for method in ("rtn", "awq", "gptq", "awq+gptq"):
+                out = self.path(f"{name}-{method}.gguf")
+                self.quantize(model, out, "Q4_0", "--method", method, "--calibration", ids)
+                error[method] = self.distance(base, self.logits(out, ids))
+            self.assertLess(error["awq"], error["rtn"], name)
+            self.assertLess(error["awq+gptq"], error["rtn"], name)
+
+    def test_what_gguf_files_cannot_hold_is_refused(self):
+        def dense(tensors):
+            hidden, stem = 64, "model.layers.0.mlp."
+            for name in [name for name in tensors if name.startswith(stem)]:
+                del tensors[name]
+            for name, shape in (("gate", [96, hidden]), ("up", [96, hidden]), ("down", [hidden, 96])):
+                tensors[f"{stem}{name}_proj.weight"] = "BF16", shape, bytes(2 * 96 * hidden)
+
+        def biases(tensors):
+            for name, (_, shape, _) in list(tensors.items()):
+                if name.endswith(("mamba.in_proj.weight", "mamba.out_proj.weight")):
+                    tensors[name.removesuffix("weight") + "bias"] = "BF16", shape[:1], bytes(2 * shape[0])
+
+        for i, (name, settings, change, reason) in enumerate((
+                ("qwen3-next", {"norm_topk_prob": False}, lambda _: None, "'norm_topk_prob' has no place"),
+                ("qwen3-next", {"mlp_only_layers": [0], "intermediate_size": 96}, dense, "'mlp_only_layers'"),
+                ("jamba", {"mamba_proj_bias": True}, biases, "mamba.in_proj.bias' has no place"))):
+            model = self.changed(name, str(i), settings, change)
+            self.logits(model, self.ids())  # itself it runs
+            self.fails(2, "convert", model, "-o", self.path("o.gguf"), "--type", "bf16", says=reason)
 
     def test_factors_of_keys_need_no_names_of_gguf_files(self):
         ids, model, out = self.ids(), os.path.join(SEEDED, "baichuan-13b"), self.path("scales.safetensors")
