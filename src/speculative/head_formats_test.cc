@@ -393,6 +393,7 @@ TEST_F(Eagle3Formats, GgufFilesAreTheSameHead) {
   // Other files and other heads are refused.
   GgufWriter other;
   other.text("general.architecture", "llama");
+  other.number("llama.block_count", 1);
   other.tensor("fc.weight", head_["fc.weight"]);
   other.write(folder("other.gguf"));
   const auto opened = loader::Checkpoint::open(folder("other.gguf"));
