@@ -138,17 +138,18 @@ class Evictions : public ::testing::TestWithParam<Policy> {
     return o;
   }
 
-  // Little room beside the longest sequence, so that requests are preempted.
-  static size_t little_memory(const Engine& engine) {
-    const bool wide = std::string_view(GetParam().type) == "f32";
+  // With room for the longest sequence alone, so that requests are preempted.
+  static EngineOptions crowding(const Engine& engine) {
+    const std::string_view type = GetParam().type;
     const KvCacheSpec kv =
-        kv_cache_spec(engine.model().spec(), wide ? ops::KvType::kF32 : ops::KvType::kF16);
-    size_t bytes = 0;
+        kv_cache_spec(engine.model().spec(), *ops::kv_type_by_name(type == "auto" ? "f16" : type));
+    EngineOptions o = evicting();
+    o.max_num_batched_tokens = 64;
     for (size_t g = 0; g < kv.groups.size(); ++g) {
       const int32_t blocks = kv_cache::BlockCache::most_blocks(kv.groups[g].window, kLongest, 64);
-      bytes += kv.block_bytes(static_cast<int>(g)) * static_cast<size_t>(blocks);
+      o.kv_cache_memory += kv.block_bytes(static_cast<int>(g)) * static_cast<size_t>(blocks);
     }
-    return bytes;
+    return o;
   }
 };
 
@@ -174,9 +175,7 @@ TEST_P(Evictions, KeepTheLaw) {
   ASSERT_NE(chunked, nullptr);
   expect_equal(run(*chunked, true), alone, "in steps of 16 tokens");
 
-  EngineOptions tight = evicting();
-  tight.max_num_batched_tokens = 64;
-  tight.kv_cache_memory = little_memory(*first);
+  EngineOptions tight = crowding(*first);
   const auto crowded = open(tight);
   ASSERT_NE(crowded, nullptr);
   int preempted = 0;
@@ -205,11 +204,9 @@ TEST_P(Evictions, KeepTheLawWithDrafts) {
   EXPECT_GT(stats.speculation.accepted_tokens, 100);
   EXPECT_GT(stats.speculation.draft_tokens - stats.speculation.accepted_tokens, 5);
 
-  EngineOptions tight = evicting();
+  EngineOptions tight = crowding(*first);
   tight.speculative_config =
       R"({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1})";
-  tight.max_num_batched_tokens = 64;
-  tight.kv_cache_memory = little_memory(*first);
   const auto crowded = open(tight);
   ASSERT_NE(crowded, nullptr);
   int preempted = 0;

@@ -121,7 +121,9 @@ class SparseAttention : public ::testing::TestWithParam<Sparse> {
 
   // Little room beside the longest sequence, so that requests are preempted.
   static size_t little_memory(const Engine& engine) {
-    const KvCacheSpec kv = with_bounds(kv_cache_spec(engine.model().spec(), ops::KvType::kF16));
+    const std::string_view type = GetParam().type;
+    const ops::KvType kept = *ops::kv_type_by_name(type == "auto" ? "f16" : type);
+    const KvCacheSpec kv = with_bounds(kv_cache_spec(engine.model().spec(), kept));
     size_t bytes = 0;
     for (size_t g = 0; g < kv.groups.size(); ++g) {
       const int32_t blocks =
