@@ -1,11 +1,9 @@
 #include "models/gguf_families.h"
 
-#include <algorithm>
-#include <cmath>
 #include <string>
 #include <utility>
-#include <vector>
 
+#include "models/gguf_keys.h"
 #include "models/gguf_states.h"
 
 namespace freshet::models {
@@ -46,14 +44,9 @@ constexpr std::pair<std::string_view, std::string_view> kTypes[] = {
     {"qwen3vlmoe", "qwen3_moe"},
 };
 
-class Family {
+class Family : GgufKeys {
  public:
-  Family(const loader::Checkpoint& checkpoint, std::string_view architecture, json::Object& out)
-      : checkpoint_(checkpoint),
-        gguf_(*checkpoint.gguf()),
-        architecture_(architecture),
-        prefix_(std::string(architecture) + "."),
-        out_(out) {}
+  using GgufKeys::GgufKeys;
 
   Status complete() {
     FRESHET_RETURN_IF_ERROR(counts());
@@ -72,8 +65,8 @@ class Family {
     if (checkpoint_.tower() != nullptr && architecture_ == "qwen3vlmoe")
       type_ = "qwen3_vl_moe_text";
     if (architecture_ == "gemma2" || architecture_ == "gemma3") query_scale();
-    experts();
-    attention();
+    FRESHET_RETURN_IF_ERROR(experts());
+    FRESHET_RETURN_IF_ERROR(attention());
     encoders();
     FRESHET_ASSIGN_OR_RETURN(const std::string_view stateful,
                              complete_states(checkpoint_, architecture_, out_));
@@ -85,13 +78,8 @@ class Family {
   }
 
  private:
-  bool has(std::string_view tensor) const { return checkpoint_.find(tensor) != nullptr; }
-  std::optional<int64_t> get(std::string_view key) const {
-    return gguf_.get_int(prefix_ + std::string(key));
-  }
-  void set(std::string_view key, json::Value value) { out_[key] = std::move(value); }
-
-  // Every layer costs work before its tensors are looked for.
+  // Every layer costs work before its tensors are looked for. What layers have of their own has one
+  // number for each.
   Status counts() const {
     constexpr int64_t kMostBlocks = 4096;
     const int64_t blocks = get("block_count").value_or(0);
@@ -102,6 +90,13 @@ class Family {
     if (behind && (*behind < 0 || *behind >= blocks))
       return invalid_argument("GGUF: '{}nextn_predict_layers' is {}, of {} blocks", prefix_,
                               *behind, blocks);
+    for (const char* key : {"attention.head_count", "attention.head_count_kv",
+                            "feed_forward_length", "attention.recurrent_layers"}) {
+      const loader::GgufValue* const list = gguf_.find(prefix_ + key);
+      if (list != nullptr && list->is_array && list->count != static_cast<uint64_t>(blocks))
+        return invalid_argument("GGUF: '{}{}' has {} numbers for {} blocks", prefix_, key,
+                                list->count, blocks);
+    }
     return {};
   }
 
@@ -162,8 +157,12 @@ class Family {
     if (scale > 0) set("query_pre_attn_scalar", scale);
   }
 
-  void experts() {
-    if (type_ == "qwen3_moe") set("norm_topk_prob", true);
+  Status experts() {
+    if (architecture_.starts_with("qwen3")) {  // llama.cpp asks no key
+      if (!flag("expert_weights_norm", true))
+        return unsupported("GGUF: '{}expert_weights_norm' = false is not supported", prefix_);
+      set("norm_topk_prob", true);
+    }
     if (architecture_ == "gpt-oss" && out_.find("moe_intermediate_size") != nullptr) {
       const json::Value copy = *out_.find("moe_intermediate_size");
       set("intermediate_size", copy);
@@ -171,9 +170,15 @@ class Family {
     if (type_ == "phimoe") set("lm_head_bias", has("output.bias"));
     // Maverick, with 128 experts, has no norms on queries and keys.
     if (type_ == "llama4_text") set("use_qk_norm", get("expert_count").value_or(0) != 128);
+    return {};
   }
 
-  void attention() {
+  Status attention() {
+    // This key tells whether a Granite rotates queries and keys.
+    const bool granite = architecture_ == "granite" || architecture_ == "granitemoe";
+    if (granite && !flag("rope.scaling.finetuned", true))
+      return unsupported("GGUF: '{}rope.scaling.finetuned' = false (no RoPE) is not supported",
+                         prefix_);
     const bool bias = has("blk.0.attn_qkv.bias");
     if (type_ == "falcon") {
       set("new_decoder_architecture", true);
@@ -182,6 +187,7 @@ class Family {
     }
     if (type_ == "gpt_bigcode") set("multi_query", get("attention.head_count_kv").value_or(1) == 1);
     if (type_ == "exaone4" && !get("attention.sliding_window")) set("sliding_window", nullptr);
+    return {};
   }
 
   // In ModernBERT both kinds of layers have a rope of their own, and the window counts both sides.
@@ -214,18 +220,10 @@ class Family {
                            prefix_, key);
       }
     }
-    const int64_t heads = get("attention.head_count").value_or(1);
-    const int64_t hidden = get("embedding_length").value_or(1);
-    const int64_t dim = get("attention.key_length").value_or(hidden / std::max<int64_t>(1, heads));
-    set("attention_multiplier", 1.0 / std::sqrt(static_cast<double>(dim)));
+    set("attention_multiplier", usual_scale());
     return {};
   }
 
-  const loader::Checkpoint& checkpoint_;
-  const loader::GgufFile& gguf_;
-  std::string_view architecture_;
-  std::string prefix_;
-  json::Object& out_;
   std::string_view type_;
 };
 

@@ -1,11 +1,11 @@
 #include "models/gguf_states.h"
 
 #include <algorithm>
-#include <cmath>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "models/gguf_keys.h"
 
 namespace freshet::models {
 namespace {
@@ -19,20 +19,13 @@ constexpr Hybrid kHybrids[] = {
     {"qwen3next"},  {"qwen35"},    {"qwen35moe"}, {"granitehybrid", true},
     {"nemotron_h"}, {"falcon-h1"}, {"jamba"}};
 
-class States {
+class States : GgufKeys {
  public:
-  States(const loader::Checkpoint& checkpoint, std::string_view architecture, json::Object& out)
-      : checkpoint_(checkpoint),
-        gguf_(*checkpoint.gguf()),
-        architecture_(architecture),
-        prefix_(std::string(architecture) + "."),
-        out_(out) {}
+  using GgufKeys::GgufKeys;
 
   Result<std::string_view> complete() {
     const auto hybrid = std::ranges::find(kHybrids, architecture_, &Hybrid::name);
-    FRESHET_RETURN_IF_ERROR(lists());
     FRESHET_RETURN_IF_ERROR(layers_without(hybrid != std::end(kHybrids)));
-    FRESHET_RETURN_IF_ERROR(granite_rotates());
     if (architecture_.starts_with("lfm2")) short_convolutions();
     if (architecture_ == "mamba" || architecture_ == "mamba2") return mamba();
     if (hybrid == std::end(kHybrids)) return std::string_view();
@@ -48,14 +41,10 @@ class States {
   }
 
  private:
-  bool has(std::string_view tensor) const { return checkpoint_.find(tensor) != nullptr; }
+  using GgufKeys::has;
   bool has(int64_t layer, std::string_view tensor) const {
     return has("blk." + std::to_string(layer) + "." + std::string(tensor));
   }
-  std::optional<int64_t> get(std::string_view key) const {
-    return gguf_.get_int(prefix_ + std::string(key));
-  }
-  void set(std::string_view key, json::Value value) { out_[key] = std::move(value); }
   void copy(std::string_view from, std::string_view to) {
     if (const auto value = get(from)) set(to, *value);
   }
@@ -72,28 +61,6 @@ class States {
     if (list.size() == 1) list.resize(count, list.front());
     list.resize(count, 0);
     return list;
-  }
-
-  // What layers have of their own has one number for each block.
-  Status lists() const {
-    const auto blocks = static_cast<uint64_t>(get("block_count").value_or(0));
-    for (const char* key : {"attention.head_count", "attention.head_count_kv",
-                            "feed_forward_length", "attention.recurrent_layers"}) {
-      const loader::GgufValue* const list = gguf_.find(prefix_ + key);
-      if (list != nullptr && list->is_array && list->count != blocks)
-        return invalid_argument("GGUF: '{}{}' has {} numbers for {} blocks", prefix_, key,
-                                list->count, blocks);
-    }
-    return {};
-  }
-
-  // This key tells whether a Granite rotates queries and keys.
-  Status granite_rotates() const {
-    const bool plain = architecture_ == "granite" || architecture_ == "granitemoe";
-    if (plain && !gguf_.get_bool(prefix_ + "rope.scaling.finetuned").value_or(true))
-      return unsupported("GGUF: '{}rope.scaling.finetuned' = false (no RoPE) is not supported",
-                         prefix_);
-    return {};
   }
 
   // Other architectures run attention and an MLP in every layer.
@@ -202,7 +169,7 @@ class States {
     }
     set("intermediate_size", inner);
     set("time_step_rank", rank);
-    const bool normed = gguf_.get_bool(prefix_ + "ssm.dt_b_c_rms").value_or(false);
+    const bool normed = flag("ssm.dt_b_c_rms", false);
     return std::string_view(normed ? "falcon_mamba" : "");
   }
 
@@ -220,9 +187,6 @@ class States {
       return invalid_argument("GGUF: '{}ssm.time_step_rank' is {}, no multiple of {} groups",
                               prefix_, rank_, groups_);
     set("tiled_value_heads", architecture_ != "qwen3next" && rank_ > groups_);
-    if (!gguf_.get_bool(prefix_ + "expert_weights_norm").value_or(true))
-      return unsupported("GGUF: '{}expert_weights_norm' = false is not supported", prefix_);
-    set("norm_topk_prob", true);
     const std::vector<int64_t> listed = per_layer("attention.recurrent_layers");
     const bool has_list = gguf_.find(prefix_ + "attention.recurrent_layers") != nullptr;
     const int64_t interval = std::max<int64_t>(1, get("full_attention_interval").value_or(4));
@@ -273,7 +237,7 @@ class States {
     for (const int64_t heads : per_layer("attention.head_count_kv"))
       types.emplace_back(heads == 0 ? "linear_attention" : "full_attention");
     set("layer_types", std::move(types));
-    const bool rotates = gguf_.get_bool(prefix_ + "rope.scaling.finetuned").value_or(true);
+    const bool rotates = flag("rope.scaling.finetuned", true);
     set("position_embedding_type", rotates ? "rope" : "nope");
     if (!get("rope.dimension_count")) whole_rotation();
     const bool experts = get("expert_count").value_or(0) > 0;
@@ -282,13 +246,7 @@ class States {
       return invalid_argument("GGUF: '{}{}' is missing", prefix_, width);
     set("shared_intermediate_size", *get(width));
     set("num_local_experts", get("expert_count").value_or(0));
-    if (out_.find("attention_multiplier") == nullptr) {
-      const int64_t all = get("attention.head_count").value_or(1);
-      const int64_t dim =
-          get("attention.key_length")
-              .value_or(get("embedding_length").value_or(1) / std::max<int64_t>(1, all));
-      set("attention_multiplier", 1.0 / std::sqrt(static_cast<double>(dim)));
-    }
+    if (out_.find("attention_multiplier") == nullptr) set("attention_multiplier", usual_scale());
     return {};
   }
 
@@ -361,11 +319,6 @@ class States {
     return {};
   }
 
-  const loader::Checkpoint& checkpoint_;
-  const loader::GgufFile& gguf_;
-  std::string_view architecture_;
-  std::string prefix_;
-  json::Object& out_;
   int64_t inner_ = 0, rank_ = 0, state_ = 0, taps_ = 0, groups_ = 0;
   bool conv_bias_ = false;
 };

@@ -132,8 +132,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "granitemoehybrid", "granitemoehybrid-dense", "hunyuan-dense", "jamba", "lfm2",
                     "lfm2-moe", "mamba", "mamba2", "minimax-m2", "nemotron", "nemotron-h", "olmo3",
                     "olmoe", "phi", "phimoe", "qwen3-5", "qwen3-5-moe", "qwen3-next", "seed-oss"),
-    [](const auto& info) {
-      std::string name = info.param;
+    [](const auto& model) {
+      std::string name = model.param;
       std::ranges::replace(name, '-', '_');
       return name;
     });
@@ -155,7 +155,9 @@ TEST_F(GgufStates, PartsOfOneProjectionMayHaveDifferentFormats) {
   for (const std::string model : {"qwen3-next", "qwen3-5"}) {
     const Status status = convert(seeded(model), "bf16", [&](ExportOptions& o) {
       ASSERT_TRUE(o.overrides.add_tensor_type("attn_gate=f32").ok());
-      if (model == "qwen3-5") ASSERT_TRUE(o.overrides.add_tensor_type("ssm_alpha=f32").ok());
+      if (model == "qwen3-5") {
+        ASSERT_TRUE(o.overrides.add_tensor_type("ssm_alpha=f32").ok());
+      }
     });
     ASSERT_TRUE(status.ok()) << status.message();
     expect_near(file(), seeded(model));
@@ -274,6 +276,7 @@ TEST_F(GgufStates, WhatIsNotHonouredIsRefused) {
                {"granitemoehybrid", "granitehybrid.expert_shared_feed_forward_length", "0"},
                {"mamba2", "mamba2.ssm.inner_size", "0"},
                {"qwen3-next", "qwen3next.expert_weights_norm", "false"},
+               {"qwen3-5-moe", "qwen35moe.expert_weights_norm", "false"},
                {"granitemoe", "granitemoe.rope.scaling.finetuned", "false"},
                {"qwen3-5", "qwen35.block_count", "16777216"},
                {"lfm2", "lfm2.block_count", "4097"},

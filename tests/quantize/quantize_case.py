@@ -1,12 +1,16 @@
 """What the tests of freshet quantize share: small models made here, and the distance of their logits."""
 import array
+import glob
 import json
 import math
 import os
 import random
 import shutil
+import signal
 import struct
+import subprocess
 import sys
+import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../cli"))
@@ -104,6 +108,23 @@ class QuantizeCase(Case):
         out = self.succeeds("quantize", model, "-o", output, "--scheme", scheme, "--json", *flags, **options)
         self.assertFalse(os.path.exists(output + ".partial"))
         return json.loads(out)
+
+    def interrupted(self, command, output, parts=1):
+        """Ctrl-C as soon as some parts are there; what it printed. A run that ends first is begun again."""
+        for _ in range(10):
+            process = subprocess.Popen([FRESHET, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            end = time.time() + 300
+            while process.poll() is None and len(glob.glob(output + ".partial/part-*.safetensors")) < parts:
+                self.assertLess(time.time(), end)
+                time.sleep(0.002)
+            process.send_signal(signal.SIGINT)
+            out, errors = process.communicate(timeout=300)
+            if process.returncode != 0:
+                self.assertEqual(process.returncode, 130, errors)
+                self.assertIn("the same command continues there", errors)
+                return out
+            shutil.rmtree(output) if os.path.isdir(output) else os.remove(output)
+        self.fail("every run finished before it could be interrupted")
 
     def logits(self, model, ids, served=False):
         out = self.path("logits.safetensors")
