@@ -4,7 +4,11 @@ FakeHub() starts two servers. The hub itself answers /api/models/REPO/revision/R
 /REPO/resolve/REV/FILE; contents of large files come from the second one, the CDN, by a redirect to a
 signed URL. `hub.faults` and `hub.cdn_faults` are lists of faults; each request for contents takes the
 first. A fault is a function of (handler, body, first, headers), which answers the request, or None.
+
+Answers have to cost little: a client whose time is up asks again while its first request is still worked
+on, so on a busy machine slow answers pile up and none comes in time. Hence hashes are kept.
 """
+import functools
 import hashlib
 import json
 import ssl
@@ -14,10 +18,14 @@ import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
+@functools.cache
 def git_hash(data):
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    digest = hashlib.sha1(b"blob %d\0" % len(data))
+    digest.update(data)
+    return digest.hexdigest()
 
 
+@functools.cache
 def sha256(data):
     return hashlib.sha256(data).hexdigest()
 
@@ -33,9 +41,11 @@ class Repo:
         self.sizes = {}  # lies about sizes in the listing
         self.hashes = {}  # lies about SHA-256
         self.blobs = True  # hashes and sizes in the listing
+        self.info()  # hashes the files now, not while a client waits
 
     def commit(self):
-        return hashlib.sha1(repr(sorted(self.files.items())).encode()).hexdigest()
+        tree = sorted((path, git_hash(data)) for path, data in self.files.items())
+        return hashlib.sha1(repr(tree).encode()).hexdigest()
 
     def is_large(self, path):
         return path.endswith(tuple(self.large))

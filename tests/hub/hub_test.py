@@ -31,6 +31,7 @@ UNPACKED = os.environ.get("FRESHET_UNPACKED_DATA", "build/release/tests/data")
 LLAMA = os.path.join(UNPACKED, "golden/llama")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy", "HF_TOKEN",
            "HF_HUB_OFFLINE", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
+PATIENCE = 600  # seconds until something has failed, however busy the machine is
 RANDOM = random.Random(7)
 BYTES = RANDOM.randbytes(300_000)
 
@@ -63,13 +64,16 @@ class Case(unittest.TestCase):
         env = {k: v for k, v in os.environ.items() if k not in PROXIES}
         env.update(HF_HOME=os.path.join(self.folder, "hf"), HF_ENDPOINT=self.hub.url,
                    FRESHET_CACHE_DIR=os.path.join(self.folder, "freshet"), HOME=self.folder,
-                   HF_HUB_DOWNLOAD_TIMEOUT="20")
+                   HF_HUB_DOWNLOAD_TIMEOUT=str(PATIENCE))
         env.update(more)
         return env
 
     def run_it(self, *arguments, **env):
-        return subprocess.run([FRESHET, *arguments], capture_output=True, text=True, timeout=120, check=False,
-                              stdin=subprocess.DEVNULL, env=self.environment(**env))
+        try:
+            return subprocess.run([FRESHET, *arguments], capture_output=True, text=True, timeout=PATIENCE,
+                                  check=False, stdin=subprocess.DEVNULL, env=self.environment(**env))
+        except subprocess.TimeoutExpired as late:
+            self.fail(f"{arguments} did not end: {late.stderr}")
 
     def succeeds(self, *arguments, **env):
         result = self.run_it(*arguments, **env)
@@ -216,7 +220,7 @@ class Pull(Case):
         self.hub.cdn_faults += [fake_hub.slow(30_000, 0.1)]
         both = [subprocess.Popen([FRESHET, "pull", "hf:org/m"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  text=True, env=self.environment()) for _ in range(2)]
-        outputs = [p.communicate(timeout=180) for p in both]
+        outputs = [p.communicate(timeout=PATIENCE) for p in both]
         self.assertEqual([p.returncode for p in both], [0, 0], outputs)
         self.assertEqual(len(self.hub.requests("cdn")), 1)
 

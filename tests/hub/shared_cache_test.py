@@ -10,7 +10,7 @@ import sys
 import unittest
 
 from fake_hub import Repo, sha256
-from hub_test import BYTES, LLAMA, Case, folder_files
+from hub_test import BYTES, LLAMA, PATIENCE, Case, folder_files
 
 # Runs in a process of its own, because huggingface_hub reads its environment when it is imported.
 CLIENT = """
@@ -36,9 +36,10 @@ elif command == "delete":
 
 class SharedCache(Case):
     def client(self, *arguments, **env):
-        env = self.environment(HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1", NO_PROXY="*", **env)
+        env = self.environment(HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1", NO_PROXY="*",
+                               HF_HUB_ETAG_TIMEOUT=str(PATIENCE), **env)
         result = subprocess.run([sys.executable, "-c", CLIENT, *arguments], capture_output=True, text=True,
-                                timeout=120, check=False, env=env)
+                                timeout=PATIENCE, check=False, env=env)
         self.assertEqual(result.returncode, 0, result.stderr[-2000:])
         return result.stdout.split("\n")[:-1]
 
