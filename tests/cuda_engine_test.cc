@@ -120,6 +120,30 @@ INSTANTIATE_TEST_SUITE_P(Models, CudaEngine,
                            return name;
                          });
 
+// Drafts of different lengths: steps of as many tokens and sequences differ in how many each has.
+class CudaNgrams : public CudaEngine {};
+
+TEST_P(CudaNgrams, ChangeNoBit) {
+  EngineOptions drafting;
+  const auto plain = load(512);
+  ASSERT_NE(plain, nullptr);
+  const std::vector<Outcome> alone = run(*plain, false);
+  drafting.speculative_config =
+      R"({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1})";
+  const auto engine = load(512, drafting);
+  ASSERT_NE(engine, nullptr);
+  for (int turn = 0; turn < 4; ++turn) EXPECT_EQ(run(*engine, true), alone) << turn;
+  EXPECT_GT(engine->stats().speculation.draft_tokens, 100);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CudaNgrams,
+                         ::testing::Values("llama", "gemma2", "gpt-oss", "deepseek-v3"),
+                         [](const auto& i) {
+                           std::string name = i.param;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
+
 // Blocks of a device in the tiers: what comes back from host memory and from a disk gives the same
 // bits, also while other requests run and lose their blocks.
 class CudaTiers : public CudaEngine {

@@ -23,6 +23,19 @@ bool recurs(const ForwardBatch& batch, bool head) {
          (tokens == batch.sequences() || tokens <= kMostReplayedRows);
 }
 
+// How queries lie in sequences, as far as kernels are chosen by it: how many single ones come
+// first, and the most of one sequence.
+void add_shape(std::span<const int32_t> query_start, std::vector<int64_t>& key) {
+  int64_t single = 0, most = 0;
+  for (size_t s = 0; s + 1 < query_start.size(); ++s) {
+    const int64_t queries = query_start[s + 1] - query_start[s];
+    if (queries == 1 && single == static_cast<int64_t>(s)) ++single;
+    most = std::max(most, queries);
+  }
+  key.push_back(single);
+  key.push_back(most);
+}
+
 }  // namespace
 
 // Copies to the host: logits of rows without a sampled token, and all sampled tokens.
@@ -90,6 +103,8 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
   step_key_.assign(
       {batch.tokens(), batch.sequences(), logits.rows, narrows ? last_.sequences() : int64_t{-1}});
   step_key_.insert(step_key_.end(), how.begin(), how.end());
+  add_shape(batch.query_start, step_key_);
+  if (narrows) add_shape(last_.query_start, step_key_);
   for (const BlockTables& table : batch.tables) {
     step_arrays_.push_back(table.ids);
     step_key_.push_back(table.stride);
@@ -119,7 +134,10 @@ void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, c
     if (!array.empty()) step_arrays_.push_back(array);
   };
   const auto add_views = [&](const std::vector<KeyView>& views) {
-    for (const KeyView& view : views) add(ops::numbers_of(view.ranges));
+    for (const KeyView& view : views) {
+      add(ops::numbers_of(view.ranges));
+      add_shape(view.query_start, step_key_);
+    }
   };
   add_views(key_views_);
   if (narrows) add_views(last_key_views_);
