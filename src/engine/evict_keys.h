@@ -1,5 +1,5 @@
 // Scoring and evicting keys of one sequence (KV compression, kv_cache/retention/retention.h), in
-// all layers. On the host; no step may be in flight.
+// all layers. No step may be in flight.
 #pragma once
 
 #include <cstdint>

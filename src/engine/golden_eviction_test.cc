@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "backend/cuda/backend.h"
 #include "base/json.h"
 #include "freshet/engine.h"
 #include "kv_cache/block_cache.h"
@@ -27,6 +28,7 @@ struct Policy {
   const char* model;
   const char* json;
   const char* type = "auto";  // of keys and values
+  const char* device = "cpu";
 };
 constexpr Policy kPolicies[] = {
     {"llama", R"({"policy": "streaming", "budget": 36, "sinks": 4, "interval": 8})"},
@@ -49,6 +51,22 @@ constexpr Policy kPolicies[] = {
     {"llama", R"({"policy": "mikv", "budget": 30, "interval": 8})", "f32"},
     {"gemma2", R"({"policy": "mikv", "budget": 20, "interval": 8})", "f32"},
     {"gpt-oss", R"({"policy": "mikv", "budget": 30, "interval": 8, "sinks": 2})", "f32"},
+};
+
+// On a GPU, if there is one.
+constexpr Policy kOnGpu[] = {
+    {"llama", R"({"policy": "streaming", "budget": 36, "interval": 8})", "auto", "cuda"},
+    {"llama", R"({"policy": "snapkv", "budget": 30, "window": 8, "interval": 8})", "auto", "cuda"},
+    {"llama", R"({"policy": "pyramidkv", "budget": 30, "window": 8, "beta": 4, "interval": 8})",
+     "bf16", "cuda"},
+    {"llama", R"({"policy": "h2o", "budget": 30, "interval": 8})", "int8", "cuda"},
+    {"llama", R"({"policy": "tova", "budget": 44, "interval": 8})", "k8v4", "cuda"},
+    {"llama", R"({"policy": "rkv", "budget": 30, "interval": 8})", "int4", "cuda"},
+    {"llama", R"({"policy": "keydiff", "budget": 30, "interval": 8})", "fp8", "cuda"},
+    {"gemma2", R"({"policy": "h2o", "budget": 30, "interval": 8})", "auto", "cuda"},
+    {"gpt-oss", R"({"policy": "snapkv", "budget": 30, "window": 8, "interval": 8})", "auto",
+     "cuda"},
+    {"deepseek-v3", R"({"policy": "h2o", "budget": 30, "interval": 8})", "auto", "cuda"},
 };
 
 struct Bits {
@@ -74,7 +92,18 @@ Request evicting_request(int which, int vocab) {
 
 class Evictions : public ::testing::TestWithParam<Policy> {
  protected:
+  void SetUp() override {
+    if (!on_gpu()) return;
+    const auto opened = cuda::open(std::string("auto"));
+    ASSERT_TRUE(opened.ok()) << opened.status().message();
+    if (*opened == nullptr) GTEST_SKIP() << "no GPU here";
+  }
+  static bool on_gpu() { return std::string_view(GetParam().device) == "cuda"; }
+
   static std::unique_ptr<Engine> open(EngineOptions o) {
+    o.device = GetParam().device;
+    // Several engines share a GPU.
+    if (on_gpu() && o.kv_cache_memory == 0) o.kv_cache_memory = size_t{64} << 20;
     o.model = std::string(FRESHET_UNPACKED_DATA) + "/golden/" + GetParam().model;
     o.kv_cache_dtype = GetParam().type;
     o.threads = 2;
@@ -356,6 +385,7 @@ std::string policy_name(const ::testing::TestParamInfo<Policy>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, Evictions, ::testing::ValuesIn(kPolicies), policy_name);
+INSTANTIATE_TEST_SUITE_P(Cuda, Evictions, ::testing::ValuesIn(kOnGpu), policy_name);
 
 }  // namespace
 }  // namespace freshet

@@ -70,6 +70,7 @@ void ModelRunner::clear(Turn& turn, const Step& step) {
   b.context_len.clear();
   b.logit_rows.clear();
   b.scored.clear();
+  turn.scores.clear();
   b.sparse.clear();
   b.cross_readers.clear();
   b.state_saves.clear();

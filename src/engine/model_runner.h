@@ -54,6 +54,7 @@ class ModelRunner {
   // Does an eviction of a step that is scheduled, before it is started. No step may be in flight.
   void evict(const scheduler::Eviction& eviction, const kv_cache::RetentionPolicy& policy);
   bool evicts() const { return model_->key_ops() != nullptr; }
+  bool on_device() const { return evicts() && model_->key_ops()->device() != nullptr; }
   // Waits for the first step in flight; row(), sampled() and state() give its results.
   void finish();
   bool overlaps() const { return model_->samples(); }
@@ -79,6 +80,8 @@ class ModelRunner {
     std::vector<size_t> order;         // items of the step, as they lie in the batch
     std::vector<int64_t> first_row;    // [items] of their rows of logits
     std::vector<int64_t> first_token;  // [items] of their tokens
+    // Those that the step adds to, even if their sequences end meanwhile.
+    std::vector<std::shared_ptr<kv_cache::KeyScores>> scores;
     StepResults results;
   };
 

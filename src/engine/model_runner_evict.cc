@@ -11,7 +11,8 @@ void ModelRunner::score(Turn& turn, const scheduler::StepItem& part, const sched
   std::vector<int32_t> slots;
   for (size_t g = 0; g < cache_.spec().groups.size(); ++g)
     slots.push_back(s.blocks.slots(static_cast<int>(g), s.evict_at));
-  kv_cache::KeyScores& scores = part.draft > 0 ? *s.draft_scores : *s.scores;
+  turn.scores.push_back(part.draft > 0 ? s.draft_scores : s.scores);
+  kv_cache::KeyScores& scores = *turn.scores.back();
   reserve_scores(cache_.spec(), *s.request->eviction, slots, scores);
   const int32_t end = part.first + part.count;
   turn.batch.scored.push_back({static_cast<int32_t>(turn.batch.context_len.size()) - 1,

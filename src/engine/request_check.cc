@@ -15,13 +15,15 @@ std::optional<RequestError> find_retention_error(const Request& r, const Request
   if (!policy.ok()) return wrong("kv_eviction", "{}", policy.status().message());
   if (*policy == nullptr) return {};
   if (limits.cache == nullptr)
-    return wrong("kv_eviction", "kv_eviction needs the CPU: on this device all keys are kept");
+    return wrong("kv_eviction", "kv_eviction: this model keeps all keys");
   if (r.params.beam_width > 0)
     return wrong("kv_eviction", "kv_eviction does not go with beam search; use n samples");
   if (r.pooling != Pooling::kNone)
     return wrong("kv_eviction", "kv_eviction does not go with embeddings, which generate nothing");
   const auto schedule = eviction_schedule(**policy, *limits.cache);
   if (!schedule.ok()) return wrong("kv_eviction", "{}", schedule.status().message());
+  if (schedule->rules.recodes && limits.on_device)
+    return wrong("kv_eviction", "kv_eviction: mikv needs the CPU; use another policy");
   if (schedule->rules.recodes && limits.sparse.selects()) {
     return wrong("kv_eviction",
                  "kv_eviction with mikv does not go with a server of --sparse-attention");

@@ -35,6 +35,7 @@ struct RequestLimits {
   int64_t most_tokens_together = 0;    // of a prompt, in one step
   // Of requests that name none. If it does not select, keys have no bounds and none may.
   kv_cache::SparseAttention sparse = {};
+  bool on_device = false;
 };
 
 // The first thing that is wrong with `request`.

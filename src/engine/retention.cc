@@ -91,7 +91,8 @@ Result<UsualRetention> usual_retention(const EngineOptions& options, bool on_dev
   if (options.kv_eviction.empty()) return usual;
   FRESHET_ASSIGN_OR_RETURN(usual.policy, kv_cache::make_retention(options.kv_eviction));
   if (usual.policy == nullptr) return usual;
-  if (on_device) return unsupported("--kv-eviction needs the CPU; use --device cpu");
+  if (on_device && usual.policy->rules().recodes)
+    return unsupported("--kv-eviction mikv needs the CPU; use --device cpu, or another policy");
   if (usual.policy->differs_by_layer()) cache = group_by_layer(cache);
   FRESHET_RETURN_IF_ERROR(eviction_schedule(*usual.policy, cache).status());
   if (usual.policy->rules().in_prompt)

@@ -107,11 +107,12 @@ StepLoop::~StepLoop() {
 
 std::optional<RequestError> StepLoop::check(const Request& request) const {
   const scheduler::SchedulerOptions& steps = options_.scheduler;
-  return find_error(request,
-                    {runner_.vocab(), steps.max_model_len, steps.max_num_seqs, has_tokenizer_,
-                     options_.drafter != nullptr, generates_, options_.heads.classifier.has_value(),
-                     token_types_, encoder_, runner_.evicts() ? &runner_.cache().spec() : nullptr,
-                     options_.retention, &spec_, sees_, scheduler_->chunk(), options_.sparse});
+  return find_error(
+      request,
+      {runner_.vocab(), steps.max_model_len, steps.max_num_seqs, has_tokenizer_,
+       options_.drafter != nullptr, generates_, options_.heads.classifier.has_value(), token_types_,
+       encoder_, runner_.evicts() ? &runner_.cache().spec() : nullptr, options_.retention, &spec_,
+       sees_, scheduler_->chunk(), options_.sparse, runner_.on_device()});
 }
 
 Result<uint64_t> StepLoop::submit(Request request) {
@@ -460,11 +461,22 @@ void StepLoop::list_rows(StepInFlight& step) {
   for (const RowTask& task : step.tasks) task.output->expect(task);
 }
 
+// Whether the scores of the step's queries, or the keys of its tokens, are needed before the next
+// step: an eviction selects by them, and samples of a request share and copy scores.
+bool StepLoop::precedes_eviction(const StepInFlight& step) const {
+  return std::ranges::any_of(step.plan.items, [this](const scheduler::StepItem& item) {
+    if (!scheduler_->has(item.sequence)) return false;
+    const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
+    const int32_t end = item.first + item.count;
+    return end > s.scored_from || end >= s.evict_at;
+  });
+}
+
 // A drafter that will be asked has to see every token before the next step.
 bool StepLoop::may_run_ahead(const StepInFlight& step) const {
   const bool drafts =
       options_.drafter != nullptr && (options_.lengths == nullptr || !options_.lengths->resting());
-  return runner_.overlaps() && !drafts &&
+  return runner_.overlaps() && !drafts && !precedes_eviction(step) &&
          std::ranges::all_of(step.tasks, [this](const RowTask& task) {
            return task.output->may_run_ahead(task, runner_);
          });

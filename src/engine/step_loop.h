@@ -149,6 +149,7 @@ class StepLoop {
   bool wants_states(const StepInFlight& step) const;
   void list_rows(StepInFlight& step);
   bool may_run_ahead(const StepInFlight& step) const;
+  bool precedes_eviction(const StepInFlight& step) const;
   void end_request(uint64_t id, FinishReason reason, const Status& status);
   void retire(uint64_t id);
 

@@ -104,7 +104,7 @@ struct ForwardBatch {
   bool own_states = false;
   // With ids_from: nullptr, or on the device, the ids that the previous batch's tokens stand for.
   const int32_t* id_map = nullptr;
-  std::vector<ScoredTokens> scored;  // on the host only
+  std::vector<ScoredTokens> scored;
 
   // Empty, or [tokens]: the slot that saves a copy of the state after this token (ops/state.h).
   std::vector<int32_t> state_saves;

@@ -61,7 +61,7 @@ class Decoder final : public Model {
              int turn) override;
   void finish(const ForwardBatch& batch, const StepResults& results, int turn) override;
   std::vector<WeightInfo> weights() const override { return infos_; }
-  ops::Ops* key_ops() override { return ops_.device() == nullptr ? &ops_ : nullptr; }
+  ops::Ops* key_ops() override { return &ops_; }
   std::shared_ptr<const ModelWeights> share() const override { return weights_; }
   VisionTower* vision() override { return tower_.get(); }
   EncoderPass* encoder() override { return encoder_.get(); }

@@ -16,7 +16,9 @@ constexpr int64_t kMostReplayedRows = 64;
 constexpr int64_t kMostReplayedFeatures = 16;
 
 // Whether steps of this shape come again: decode steps, those that verify drafts, and a head's.
+// Sums of scores have other places in each step.
 bool recurs(const ForwardBatch& batch, bool head) {
+  if (!batch.scored.empty()) return false;
   const int64_t tokens = batch.tokens();
   if (head && batch.sequences() == 1 && tokens <= kMostReplayedFeatures) return true;
   return std::ssize(batch.logit_rows) == tokens &&
@@ -34,6 +36,12 @@ void add_shape(std::span<const int32_t> query_start, std::vector<int64_t>& key) 
   }
   key.push_back(single);
   key.push_back(most);
+}
+
+// Whether the host reads something of the step.
+bool awaited(const ForwardBatch& batch, const StepResults& results) {
+  return !batch.logit_rows.empty() || !batch.scored.empty() || results.hidden != nullptr ||
+         !results.boundaries.empty();
 }
 
 }  // namespace
@@ -63,7 +71,7 @@ void Decoder::fetch_all(const ForwardBatch& batch, const Matrix& logits, const M
     ops_.fetch(results.boundaries[i], boundaries_[i].data, bytes);
   }
   if (logits.rows > 0) fetch(batch, logits, best, results);
-  if (logits.rows > 0 || results.hidden != nullptr || !boundaries_.empty()) ops_.note(turn);
+  if (awaited(batch, results)) ops_.note(turn);
 }
 
 void Decoder::finish(const ForwardBatch& batch, const StepResults& results, int turn) {
@@ -72,7 +80,8 @@ void Decoder::finish(const ForwardBatch& batch, const StepResults& results, int 
     if (results.best != nullptr) std::fill_n(results.best, rows, StepResults::kSeeLogits);
     return;
   }
-  if (rows > 0 || results.hidden != nullptr || !results.boundaries.empty()) ops_.await(turn);
+  if (awaited(batch, results)) ops_.await(turn);
+  if (!batch.scored.empty()) ops_.take_scores();
   for (size_t row = 0; results.best != nullptr && row < rows; ++row) {
     if (!batch.names_token(row)) results.best[row] = StepResults::kSeeLogits;
   }

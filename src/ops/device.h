@@ -84,6 +84,16 @@ class Device : public Memory {
                         const AttentionBatch& batch) = 0;
   virtual void attention(const Matrix& out, const Matrix& q, const KvView& cache,
                          const AttentionBatch& batch, const AttentionParams& params) = 0;
+  // As Ops::key_scores(), but the sums have their new values after take_scores(), which REQUIRES
+  // that the step was awaited.
+  virtual void key_scores(const Matrix& q, const KvView& cache, const AttentionBatch& batch,
+                          const AttentionParams& params, std::span<const ScoredQueries> scored) = 0;
+  virtual void take_scores(ThreadPool& pool) = 0;
+  virtual void gather_kv(const KvView& cache, std::span<const int32_t> from,
+                         std::span<const int32_t> to, const int32_t* kept, int32_t count) = 0;
+  // Waits for all that was enqueued.
+  virtual void read_keys(const KvView& cache, std::span<const int32_t> blocks, int head,
+                         int32_t slots, float* keys) = 0;
   virtual void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu) = 0;
   virtual void activation(const Matrix& x, Activation activation) = 0;
   virtual void add(const Matrix& out, const Matrix& x, float scale) = 0;

@@ -75,7 +75,7 @@ struct Attend {
   Matrix out;  // [tokens, heads * value_dim]; room if there is an output projection
   AttentionParams params;
   Product o;                                   // may be absent
-  std::span<const ScoredQueries> scored = {};  // Ops::key_scores() of the queries, on the host only
+  std::span<const ScoredQueries> scored = {};  // Ops::key_scores() of the queries
   // Empty, or [sequences]: Ops::selected_attention(), on the host only.
   std::span<const BlockSelection> selections = {};
   CoarseTokens coarse = {};  // Ops::attend_both(), on the host only

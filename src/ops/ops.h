@@ -148,13 +148,16 @@ class Ops {
                           std::span<const BlockSelection> selections);
 
   // Adds the softmax weights that attention() gives each key, for the scored queries, to the sums:
-  // integers in units of 1 / kScoreUnits, so that the order of additions doesn't matter. Host only.
-  // others: nullptr, or AttentionParams::sums of further keys, which have a share of the weights.
+  // integers in units of 1 / kScoreUnits, so that the order of additions doesn't matter. others:
+  // nullptr, or AttentionParams::sums of further keys, which have a share of the weights; host
+  // only. On a device the sums, on the host, have their new values after take_scores().
   void key_scores(const Matrix& q, const KvView& cache, const AttentionBatch& batch,
                   const AttentionParams& params, std::span<const ScoredQueries> scored,
                   const float* others = nullptr);
+  // After a step with key_scores() that was awaited.
+  void take_scores();
   // Copies the keys and values of slots kept[head * count + i], ascending in a head, to slot i of
-  // the blocks `to`, bits unchanged. Blocks may be in both lists. Host only.
+  // the blocks `to`, bits unchanged. Blocks may be in both lists.
   void gather_kv(const KvView& cache, std::span<const int32_t> from, std::span<const int32_t> to,
                  const int32_t* kept, int32_t count);
   // As attention(), over what sequences keep in 4 bits, too: attention over either part, merged in
@@ -166,7 +169,7 @@ class Ops {
   void recode_kv(const KvView& cache, std::span<const int32_t> from, std::span<const int32_t> to,
                  const int32_t* kept, int32_t count, const Recoding& recoding);
   // The keys of a head in the first `slots` slots of the blocks, as attention() reads them:
-  // [slots, key_dim]. Host only; thread-safe.
+  // [slots, key_dim]. Thread-safe on the host only.
   void read_keys(const KvView& cache, std::span<const int32_t> blocks, int head, int32_t slots,
                  float* keys) const;
 

@@ -105,8 +105,8 @@ void Ops::key_scores(const Matrix& q, const KvView& cache, const AttentionBatch&
                      const AttentionParams& params, std::span<const ScoredQueries> scored,
                      const float* others) {
   const KvShape& s = cache.shape;
-  FRESHET_CHECK(device() == nullptr && params.window == 0 && batch.ranges.empty() && !s.biased,
-                "key_scores on a device, or with a window, ranges or a bias");
+  FRESHET_CHECK(params.window == 0 && batch.ranges.empty() && !s.biased,
+                "key_scores with a window, ranges or a bias");
   int32_t most = 0;
   for (const ScoredQueries& part : scored) {
     const auto i = static_cast<size_t>(part.sequence);
@@ -117,6 +117,10 @@ void Ops::key_scores(const Matrix& q, const KvView& cache, const AttentionBatch&
                   "key_scores sequence={} queries={} stride={} slots={}", i, part.queries,
                   part.stride, slots);
     most = std::max(most, slots);
+  }
+  if (Device* d = device()) {
+    FRESHET_CHECK(others == nullptr, "key_scores of merged attention on a device");
+    return d->key_scores(q, cache, batch, params, scored);
   }
   const size_t floats = ScoreTask::floats(s, most);
   std::vector<float>& scratch = impl_->kv_scratch;
@@ -150,11 +154,16 @@ void Ops::key_scores(const Matrix& q, const KvView& cache, const AttentionBatch&
   }
 }
 
+void Ops::take_scores() {
+  if (Device* d = device()) d->take_scores(impl_->pool);
+}
+
 void Ops::gather_kv(const KvView& cache, std::span<const int32_t> from, std::span<const int32_t> to,
                     const int32_t* kept, int32_t count) {
   const KvShape& s = cache.shape;
-  FRESHET_CHECK(device() == nullptr && blocks_of(count) <= std::ssize(to),
-                "gather_kv of {} slots to {} blocks", count, to.size());
+  FRESHET_CHECK(blocks_of(count) <= std::ssize(to), "gather_kv of {} slots to {} blocks", count,
+                to.size());
+  if (Device* d = device()) return d->gather_kv(cache, from, to, kept, count);
   // Through a copy, because a block may be read after it is written.
   const size_t bytes = s.block_bytes();
   std::vector<float>& scratch = impl_->kv_scratch;
@@ -184,8 +193,9 @@ void Ops::gather_kv(const KvView& cache, std::span<const int32_t> from, std::spa
 void Ops::read_keys(const KvView& cache, std::span<const int32_t> blocks, int head, int32_t slots,
                     float* keys) const {
   const KvShape& s = cache.shape;
-  FRESHET_CHECK(impl_->device == nullptr && blocks_of(slots) <= std::ssize(blocks),
-                "read_keys of {} slots in {} blocks", slots, blocks.size());
+  FRESHET_CHECK(blocks_of(slots) <= std::ssize(blocks), "read_keys of {} slots in {} blocks", slots,
+                blocks.size());
+  if (Device* d = device()) return d->read_keys(cache, blocks, head, slots, keys);
   const AttentionKernel& layout = impl_->attention_for(s);
   std::vector<float> block(static_cast<size_t>(kBlockTokens * s.key_dim));
   for (int32_t b = 0; b < blocks_of(slots); ++b) {

@@ -24,7 +24,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 29;
+inline constexpr int kApiVersion = 30;
 inline constexpr int kTokenTile = 8;   // rows of an activation tile
 inline constexpr int kPadCols = 64;    // activations are padded to a multiple of this many columns
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -34,6 +34,7 @@ inline constexpr int kInt8TileBytes = kTokenTile * kInt8Cols;
 inline constexpr int kNotes = 4;
 inline constexpr int kUploadSlots = 2;  // staging buffers of upload_ahead()
 inline constexpr int kMaxProducts = 16;
+inline constexpr int kMaxScored = 64;  // parts of key_scores()
 inline constexpr int kMaxExperts = 512;
 inline constexpr int kMaxTopK = 32;
 inline constexpr int kMaxRouterTokens = 512;
@@ -392,6 +393,44 @@ struct StreamApi {
   int (*elapsed)(Context*, float* milliseconds);
 };
 
+// Queries of one sequence whose softmax weights key_scores() adds to sums[at + head * slots +
+// slot]. Their own scores go to scores[scores_at], [score_heads, rows, chunks * kScoreChunk], and
+// the softmax of each chunk to chunks[chunks_at], [score_heads, rows, chunks, 2]; rows are queries
+// with heads of a KV head, chunks kScoreChunk slots.
+inline constexpr int kScoreChunk = 1024;
+struct ScoredPart {
+  int64_t at, scores_at, chunks_at;
+  int32_t sequence, token, queries;  // token: the first query's row
+  int32_t seen;   // slots that the first query sees; each other one sees one more
+  int32_t slots;  // at least those that the last one sees
+};
+struct KeyScoreArgs {
+  const float* q;  // as attention() reads it
+  int64_t q_stride;
+  CacheArgs cache;
+  const int32_t* tables;
+  int64_t table_stride;
+  const float* sinks;
+  float scale, softcap;
+  int64_t* sums;  // in units of 2^-30
+  float *scores, *chunks;
+  int32_t heads;
+  int32_t first_head, score_heads;  // the KV heads of this call
+  int32_t count;
+  ScoredPart of[kMaxScored];
+};
+
+// Copies slot kept[head * count + i] of the blocks `from` to slot i of the blocks `to`, for KV
+// heads first_head + head; blocks may be in both lists.
+struct MoveArgs {
+  CacheArgs cache;
+  const int32_t *from, *to, *kept;
+  int32_t count;
+  int32_t first_head, move_heads;
+  void* room;  // at least 16 bytes for each slot
+  int64_t room_bytes;
+};
+
 struct GemmApi {
   int64_t (*packed_bytes)(Context*, Code code, int64_t rows, int64_t cols);  // 0: unknown format
   // Packs row tiles [first, first + count / 16) from `raw`, which holds consecutive rows as stored.
@@ -425,6 +464,11 @@ struct AttentionApi {
   int (*attention)(Context*, const AttentionArgs* args);
   // The Hadamard transform of each head's `dim` features (ops/kv_type.h); out may be x.
   int (*rotate_heads)(Context*, const Rows* out, const Rows* x, int heads, int dim);
+  int (*key_scores)(Context*, const KeyScoreArgs* args);
+  int (*move_slots)(Context*, const MoveArgs* args);
+  // keys[slot * key_dim + feature]: a head's keys in the first slots of these blocks.
+  int (*read_keys)(Context*, float* keys, const CacheArgs* cache, const int32_t* blocks, int head,
+                   int slots);
 };
 
 struct StateApi {

@@ -21,6 +21,11 @@ size_t aligned(size_t bytes) {
   return (bytes + 255) / 256 * 256;
 }
 
+// The note behind the last use of a half of the host's staging memory.
+constexpr int stage_note(int turn) {
+  return 2 + turn;
+}
+
 // Used for their names only: the device runs its own GEMMs.
 constexpr ops::MatmulKernel row_of(const char* name, quant::Format format) {
   return {name,    format, ops::CpuIsa::kScalar, ops::ActKind::kF32, nullptr, nullptr,
@@ -217,12 +222,14 @@ const int32_t* CudaDevice::ints(std::span<const int32_t> host) {
   check(api_.memory.upload(ctx_, stage_.data() + offset, host_stage() + offset,
                            static_cast<int64_t>(host.size_bytes())),
         "upload");
+  // Between steps nothing else tells when this half of the host's memory is free.
+  check(api_.stream.note(ctx_, stage_note(stage_turn_)), "note");
+  stage_used_[static_cast<size_t>(stage_turn_)] = true;
   return at;
 }
 
 void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
   // The previous step may still read the other half; the step before it has ended, or is awaited.
-  const auto stage_note = [](int turn) { return 2 + turn; };
   stage_turn_ ^= 1;
   bool& used = stage_used_[static_cast<size_t>(stage_turn_)];
   if (used) check(api_.stream.await(ctx_, stage_note(stage_turn_)), "step");
@@ -242,7 +249,10 @@ void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
   Played* played = nullptr;
   if (inputs.repeats) {
     const std::vector<int64_t> key(inputs.key.begin(), inputs.key.end());
-    if (steps_.size() >= kMostGraphs && !steps_.contains(key)) forget_steps();
+    if (steps_.size() >= kMostGraphs && !steps_.contains(key)) {
+      std::erase_if(steps_, [](const auto& step) { return step.second.graph == nullptr; });
+      if (steps_.size() >= kMostGraphs) forget_steps();
+    }
     played = &steps_[key];
   }
   if (played != nullptr && played->graph == nullptr && played->seen > 0 && !played->loose) {

@@ -74,6 +74,14 @@ class CudaDevice final : public ops::Device {
                 const ops::AttentionBatch& batch) override;
   void attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
                  const ops::AttentionBatch& batch, const ops::AttentionParams& params) override;
+  void key_scores(const Matrix& q, const ops::KvView& cache, const ops::AttentionBatch& batch,
+                  const ops::AttentionParams& params,
+                  std::span<const ops::ScoredQueries> scored) override;
+  void take_scores(ThreadPool& pool) override;
+  void gather_kv(const ops::KvView& cache, std::span<const int32_t> from,
+                 std::span<const int32_t> to, const int32_t* kept, int32_t count) override;
+  void read_keys(const ops::KvView& cache, std::span<const int32_t> blocks, int head, int32_t slots,
+                 float* keys) override;
   void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const ops::Glu& glu) override;
   void activation(const Matrix& x, ops::Activation activation) override;
   void add(const Matrix& out, const Matrix& x, float scale) override;
@@ -151,6 +159,12 @@ class CudaDevice final : public ops::Device {
     ProductArgs product{};
     RoutingArgs routing{};
   };
+  // Sums of scores on their way to the host: [rows, slots], to be added to rows `stride` apart.
+  struct ScoreRows {
+    const int64_t* from;
+    int64_t* to;
+    int64_t rows, slots, stride;
+  };
   struct Played {
     int seen = 0;
     bool loose = false;  // it uses arrays that the step didn't register
@@ -200,6 +214,8 @@ class CudaDevice final : public ops::Device {
   // q rotated as a cache with rotated keys needs it; q itself for other caches. in_place: q may be
   // overwritten.
   Matrix queries_for(const ops::KvView& cache, const Matrix& q, bool in_place);
+  int64_t* score_room(int64_t count);
+  void run_key_scores(KeyScoreArgs& args, std::span<const ScoreRows> to);
   int pack_rows(ThreadPool& pool, std::span<const uint8_t* const> rows, size_t row_bytes, int slot,
                 FunctionRef<int(const uint8_t* raw)> pack);
   Packing packing_of(quant::Format format, int64_t rows, int64_t cols, ops::Use use) const;
@@ -252,7 +268,12 @@ class CudaDevice final : public ops::Device {
   bool recording_ = false;
   std::vector<Registered> registered_;
   Buffer tables_;
-  Buffer raw_, host_raw_;  // rows being uploaded and packed
+  // Rows being uploaded and packed; raw_ also holds what operations on stored keys compute.
+  Buffer raw_, host_raw_;
+  std::vector<ScoreRows> score_rows_;  // of the step in flight
+  std::vector<Buffer> score_rooms_;    // host memory of score_rows_, filled in order
+  size_t score_room_ = 0;
+  int64_t score_room_at_ = 0;  // numbers taken of the room
 };
 
 }  // namespace freshet::cuda

@@ -155,9 +155,11 @@ bool CudaDevice::attend(const ops::Attend& a) {
   const ops::Heads& h = a.heads;
   if (norms_follow(h)) return false;
   const HeadsArgs args = heads_args(h);
-  // Queries, keys and values together, unless queries are rotated again afterwards.
-  const bool together = args.count == 3 && !ops::info(h.cache.shape.type).key.rotated;
+  // Queries, keys and values together, unless something else reads the queries afterwards.
+  const bool together =
+      args.count == 3 && !ops::info(h.cache.shape.type).key.rotated && a.scored.empty();
   if (args.count > 0 && !together) check(api_.attention.heads(ctx_, &args), "heads");
+  if (!a.scored.empty()) key_scores(h.q.x, h.cache, h.batch, a.params, a.scored);
   Forms forms;
   run_attention(a.out, queries_for(h.cache, h.q.x, true), h.cache, h.batch, a.params,
                 together ? &args : nullptr, a.o.weight, a.o.weight == nullptr, forms);
@@ -199,6 +201,7 @@ bool CudaDevice::latent_attention(const ops::LatentAttention& l) {
   }
   if (!attends) return true;
   matmul_heads(l.q.out, l.q_absorb, l.absorbed);
+  if (!l.scored.empty()) key_scores(l.absorbed, l.cache, l.batch, l.params, l.scored);
   Forms mixed;
   const ops::Weight& v_up = l.v_up.front();
   run_attention(l.mixed, l.absorbed, l.cache, l.batch, l.params, nullptr,

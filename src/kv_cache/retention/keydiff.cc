@@ -12,7 +12,9 @@ constexpr double kKeyDiffUnits = 0x1p40;  // of a cosine of 1
 class KeyDiffPolicy final : public RetentionPolicy {
  public:
   using RetentionPolicy::RetentionPolicy;
-  RetentionRules rules() const override { return {config().interval, false, 0, false}; }
+  RetentionRules rules() const override {
+    return {config().interval, false, 0, false, false, true};
+  }
   void keep(const StoredKeys& keys, int head, std::span<int32_t> kept) const override {
     const auto slots = static_cast<size_t>(keys.slots), dim = static_cast<size_t>(keys.key_dim);
     std::vector<float> key(slots * dim);

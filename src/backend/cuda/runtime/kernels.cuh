@@ -77,6 +77,11 @@ int64_t attention_partial_bytes(const Context&, int tokens, int heads, int value
 int attention(const Context& ctx, const AttentionArgs* args);
 // rotated_heads.cu
 int rotate_heads(const Context& ctx, const Rows* out, const Rows* x, int heads, int dim);
+// stored_kv.cu
+int key_scores(const Context& ctx, const KeyScoreArgs* args);
+int move_slots(const Context& ctx, const MoveArgs* args);
+int read_keys(const Context& ctx, float* keys, const CacheArgs* cache, const int32_t* blocks,
+              int head, int slots);
 // causal_conv.cu, selective_scan.cu, linear_scan.cu
 int causal_conv(const Context& ctx, const CausalConvArgs* args);
 int selective_scan(const Context& ctx, const SelectiveScanArgs* args);

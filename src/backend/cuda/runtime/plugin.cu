@@ -243,6 +243,9 @@ constexpr AttentionApi kAttention = {
     .partial_bytes = kAnswer<attention_partial_bytes>,
     .attention = kCall<attention>,
     .rotate_heads = kCall<rotate_heads>,
+    .key_scores = kCall<key_scores>,
+    .move_slots = kCall<move_slots>,
+    .read_keys = kCall<read_keys>,
 };
 constexpr StateApi kStates = {
     .causal_conv = kCall<causal_conv>,
