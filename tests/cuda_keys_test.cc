@@ -158,6 +158,43 @@ TEST_F(CudaKeys, ScoresAreTheHostsInAnyCut) {
   }
 }
 
+// So many rows that they run in pieces, of whole and of parted queries.
+TEST_F(CudaKeys, ScoresOfManyRowsAreThoseOfFew) {
+  constexpr int32_t kLong = 1200, kRows = 90, kLongBlocks = kLong / ops::kBlockTokens;
+  constexpr int kHeads = 128;
+  for (const Layout& s : {Layout{KvType::kF16, 1, 64, 64}, Layout{KvType::kInt4, 2, 64, 64}}) {
+    ops::KvView view{{s.type, s.kv_heads, s.key_dim, s.value_dim}};
+    const size_t bytes = view.shape.block_bytes() * kLongBlocks;
+    Buffer memory = std::move(Buffer::allocate(bytes, gpu->memory())).value();
+    view.data = memory.data();
+    view.blocks = kLongBlocks;
+    std::vector<int32_t> table(kLongBlocks);
+    std::iota(table.begin(), table.end(), 0);
+    const int64_t kv_cols = int64_t{s.kv_heads} * s.key_dim, cols = int64_t{kHeads} * s.key_dim;
+    const std::vector<float> values = random_floats(static_cast<size_t>(kLong * kv_cols), 1);
+    DeviceFloats k(*gpu, values), v(*gpu, values);
+    const int32_t whole[] = {0, kLong}, length[] = {kLong};
+    gpu->store_kv(view, k.matrix(kLong, kv_cols), v.matrix(kLong, kv_cols),
+                  {whole, length, table.data(), kLongBlocks});
+    const std::vector<float> q = random_floats(static_cast<size_t>(kRows * cols), 3);
+    const auto run = [&](int32_t each) {
+      std::vector<int64_t> sums(static_cast<size_t>(s.kv_heads * kLong));
+      for (int32_t first = 0; first < kRows; first += each) {
+        const int32_t starts[] = {0, each}, seen[] = {kLong - kRows + first + each};
+        DeviceFloats rows(
+            *gpu, std::vector<float>(q.begin() + first * cols, q.begin() + (first + each) * cols));
+        const ops::ScoredQueries scored[] = {{0, each, sums.data(), kLong}};
+        gpu->key_scores(rows.matrix(each, cols), view, {starts, seen, table.data(), kLongBlocks},
+                        {kHeads, 0.2f}, scored);
+        gpu->wait();
+        gpu->take_scores();
+      }
+      return sums;
+    };
+    EXPECT_EQ(run(kRows), run(5)) << ops::name_of(s.type);
+  }
+}
+
 // Blocks that are read later are written first.
 TEST_F(CudaKeys, SlotsMoveBitForBit) {
   constexpr int32_t kKept = 37;

@@ -55,6 +55,8 @@ class ModelRunner {
   void evict(const scheduler::Eviction& eviction, const kv_cache::RetentionPolicy& policy);
   bool evicts() const { return model_->key_ops() != nullptr; }
   bool on_device() const { return evicts() && model_->key_ops()->device() != nullptr; }
+  // Whether the step started last scores keys.
+  bool scores() const { return !turns_[started_].batch.scored.empty(); }
   // Waits for the first step in flight; row(), sampled() and state() give its results.
   void finish();
   bool overlaps() const { return model_->samples(); }

@@ -37,7 +37,7 @@ StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, T
       spec_(model.spec()),
       sees_(model.vision() != nullptr),
       model_(model),
-      prepares_(model.key_ops() != nullptr && !runner.overlaps() && options.tiers == nullptr),
+      prepares_(!runner.on_device() && model.key_ops() != nullptr && options.tiers == nullptr),
       tower_(model.vision(), options.picture_cache_bytes),
       pool_(pool),
       blocks_(std::move(blocks)),
@@ -268,6 +268,7 @@ void StepLoop::run() {
       },
       [&](size_t i) { return encoder_input(*step.requests[i]); },
       [&](size_t i) { return pictures_of(*step.requests[i]); });
+  step.scores = runner_.scores();
   for (size_t i = 0; prepares_ && i < step.requests.size(); ++i) {
     if (step.plan.items[i].encodes) step.requests[i]->encoded = {};
   }
@@ -464,6 +465,7 @@ void StepLoop::list_rows(StepInFlight& step) {
 // Whether the scores of the step's queries, or the keys of its tokens, are needed before the next
 // step: an eviction selects by them, and samples of a request share and copy scores.
 bool StepLoop::precedes_eviction(const StepInFlight& step) const {
+  if (step.scores) return true;  // also of sequences that have ended since
   return std::ranges::any_of(step.plan.items, [this](const scheduler::StepItem& item) {
     if (!scheduler_->has(item.sequence)) return false;
     const scheduler::Sequence& s = scheduler_->sequence(item.sequence);

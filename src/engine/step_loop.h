@@ -111,6 +111,7 @@ class StepLoop {
     scheduler::SequenceId next_sequence = 0;  // those from here on came with the step's tokens
     int64_t prompt_tokens = 0;                // computed
     bool runs_ahead = false;                  // the next step may start before its tokens are known
+    bool scores = false;                      // keys, for evictions
     int64_t started_at = 0;                   // in microseconds
     std::vector<TowerRows> pictures;          // that the step reads
   };

@@ -400,9 +400,11 @@ struct StreamApi {
 inline constexpr int kScoreChunk = 1024;
 struct ScoredPart {
   int64_t at, scores_at, chunks_at;
-  int32_t sequence, token, queries;  // token: the first query's row
-  int32_t seen;   // slots that the first query sees; each other one sees one more
-  int32_t slots;  // at least those that the last one sees
+  int32_t sequence;
+  // Row r is query r / group with head r % group of its KV head. The part has rows first_row and
+  // up; query 0 is row `token` of q and sees `seen` slots, each other one sees one more.
+  int32_t token, seen, first_row, rows;
+  int32_t slots;  // at least those that the last query sees
 };
 struct KeyScoreArgs {
   const float* q;  // as attention() reads it

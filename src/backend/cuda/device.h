@@ -215,7 +215,12 @@ class CudaDevice final : public ops::Device {
   // overwritten.
   Matrix queries_for(const ops::KvView& cache, const Matrix& q, bool in_place);
   int64_t* score_room(int64_t count);
-  void run_key_scores(KeyScoreArgs& args, std::span<const ScoreRows> to);
+  void run_key_scores(KeyScoreArgs& args, bool clear);
+  void send_key_scores(const KeyScoreArgs& args, std::span<const ScoreRows> to);
+  int32_t scored_queries(const Matrix& q, const ops::KvView& cache, int64_t token, int64_t queries,
+                         int64_t to);
+  void score_in_pieces(KeyScoreArgs& args, const Matrix& q, const ops::KvView& cache,
+                       const ScoredPart& part, int64_t queries, const ScoreRows& to);
   int pack_rows(ThreadPool& pool, std::span<const uint8_t* const> rows, size_t row_bytes, int slot,
                 FunctionRef<int(const uint8_t* raw)> pack);
   Packing packing_of(quant::Format format, int64_t rows, int64_t cols, ops::Use use) const;

@@ -12,7 +12,7 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int64_t kLeastRoom = int64_t{1} << 21;  // numbers of a host room for sums
-constexpr int64_t kMostKept = int64_t{1} << 20;   // numbers of a staged list
+constexpr int64_t kMostKept = int64_t{1} << 19;   // numbers of a staged list
 constexpr size_t kQueryRoom = size_t{16} << 20;   // of raw_, for rotated queries
 
 int64_t chunks_of_slots(int64_t slots) {
@@ -23,6 +23,11 @@ int64_t score_bytes(int64_t rows, int64_t slots) {
   constexpr int64_t kChunkBytes = (kScoreChunk + 2) * static_cast<int64_t>(sizeof(float));
   return slots * static_cast<int64_t>(sizeof(int64_t)) +
          rows * chunks_of_slots(slots) * kChunkBytes;
+}
+
+// How many queries fit in their room, rotated.
+int64_t most_scored_queries(const Matrix& q) {
+  return static_cast<int64_t>(kQueryRoom / sizeof(float)) / std::max<int64_t>(1, q.cols);
 }
 
 }  // namespace
@@ -48,17 +53,15 @@ int64_t* CudaDevice::score_room(int64_t count) {
   return at;
 }
 
-// Sums of args.of in raw_, behind the rotated queries; then their way to the host. to: of each
-// part.
-void CudaDevice::run_key_scores(KeyScoreArgs& args, std::span<const ScoreRows> to) {
-  const int64_t group = args.heads / args.cache.kv_heads;
+// The layout of raw_ behind the rotated queries: sums, softmax of chunks, scores.
+void CudaDevice::run_key_scores(KeyScoreArgs& args, bool clear) {
   int64_t count = 0, chunks = 0, scores = 0;
   for (int i = 0; i < args.count; ++i) {
     ScoredPart& part = args.of[i];
     part.at = count;
     part.chunks_at = chunks;
     part.scores_at = scores;
-    const int64_t its = args.score_heads * part.queries * group * chunks_of_slots(part.slots);
+    const int64_t its = int64_t{args.score_heads} * part.rows * chunks_of_slots(part.slots);
     count += int64_t{args.score_heads} * part.slots;
     chunks += 2 * its;
     scores += its * kScoreChunk;
@@ -69,15 +72,66 @@ void CudaDevice::run_key_scores(KeyScoreArgs& args, std::span<const ScoreRows> t
   args.sums = reinterpret_cast<int64_t*>(raw_.data() + kQueryRoom);
   args.chunks = reinterpret_cast<float*>(args.sums + count);
   args.scores = args.chunks + chunks;
-  check(api_.memory.clear(ctx_, args.sums, bytes), "clear");
+  if (clear) check(api_.memory.clear(ctx_, args.sums, bytes), "clear");
   check(api_.attention.key_scores(ctx_, &args), "key_scores");
+}
+
+// Sends the sums of the last run to the host. to: of each part.
+void CudaDevice::send_key_scores(const KeyScoreArgs& args, std::span<const ScoreRows> to) {
+  int64_t count = 0;
+  for (int i = 0; i < args.count; ++i) count += int64_t{args.score_heads} * args.of[i].slots;
   int64_t* const room = score_room(count);
-  check(api_.memory.download(ctx_, room, args.sums, bytes), "download");
+  check(api_.memory.download(ctx_, room, args.sums, count * static_cast<int64_t>(sizeof(int64_t))),
+        "download");
   for (int i = 0; i < args.count; ++i) {
     ScoreRows rows = to[static_cast<size_t>(i)];
     rows.from = room + args.of[i].at;
     score_rows_.push_back(rows);
   }
+}
+
+// Queries as attention() reads them: q itself, or rotated to row `to` of raw_. Returns the first
+// one's row there.
+int32_t CudaDevice::scored_queries(const Matrix& q, const ops::KvView& cache, int64_t token,
+                                   int64_t queries, int64_t to) {
+  if (!ops::info(cache.shape.type).key.rotated) return static_cast<int32_t>(token);
+  const Matrix rows = {const_cast<float*>(q.row(token)), queries, q.cols, q.stride};
+  const Matrix turned = {reinterpret_cast<float*>(raw_.data()) + to * q.cols, queries, q.cols,
+                         q.cols};
+  const Rows from = rows_of(rows), its = rows_of(turned);
+  const int heads = static_cast<int>(q.cols / cache.shape.key_dim);
+  check(api_.attention.rotate_heads(ctx_, &its, &from, heads, cache.shape.key_dim), "rotate_heads");
+  return static_cast<int32_t>(to);
+}
+
+// A part that is too large for the room: one KV head at a time, some rows at a time.
+void CudaDevice::score_in_pieces(KeyScoreArgs& args, const Matrix& q, const ops::KvView& cache,
+                                 const ScoredPart& part, int64_t queries, const ScoreRows& to) {
+  const int32_t group = args.heads / cache.shape.kv_heads;
+  const auto room = static_cast<int64_t>(raw_.size() - kQueryRoom);
+  const int64_t fits = (room - score_bytes(0, part.slots)) /
+                       (score_bytes(1, part.slots) - score_bytes(0, part.slots));
+  const int64_t of_queries = std::max<int64_t>(1, most_scored_queries(q) - 1) * group;
+  const int64_t all = queries * group,
+                each = std::clamp<int64_t>(std::min(fits, of_queries), 1, all);
+  args.count = 1;
+  args.score_heads = 1;
+  for (int32_t head = 0; head < cache.shape.kv_heads; ++head) {
+    args.first_head = head;
+    for (int64_t row = 0; row < all; row += each) {
+      const int64_t first = row / group, rows = std::min(each, all - row);
+      const int64_t last = (row + rows - 1) / group;
+      args.of[0] = part;
+      args.of[0].token = scored_queries(q, cache, part.token + first, last - first + 1, 0);
+      args.of[0].seen = part.seen + static_cast<int32_t>(first);
+      args.of[0].first_row = static_cast<int32_t>(row - first * group);
+      args.of[0].rows = static_cast<int32_t>(rows);
+      run_key_scores(args, row == 0);
+    }
+    const ScoreRows its = {nullptr, to.to + head * to.stride, 1, to.slots, to.stride};
+    send_key_scores(args, {&its, 1});
+  }
+  args.count = 0;
 }
 
 void CudaDevice::key_scores(const Matrix& q, const ops::KvView& cache,
@@ -86,8 +140,6 @@ void CudaDevice::key_scores(const Matrix& q, const ops::KvView& cache,
   const ops::KvShape& s = cache.shape;
   const int64_t group = params.heads / s.kv_heads;
   const auto room = static_cast<int64_t>(raw_.size() - kQueryRoom);
-  const auto most_queries =
-      static_cast<int64_t>(kQueryRoom / sizeof(float)) / std::max<int64_t>(1, q.cols);
   const bool rotated = ops::info(s.type).key.rotated;
   const auto sequences = static_cast<size_t>(batch.sequences());
   KeyScoreArgs args{};
@@ -104,20 +156,10 @@ void CudaDevice::key_scores(const Matrix& q, const ops::KvView& cache,
   int64_t taken = 0, queries_taken = 0;  // bytes of the room, rows of rotated queries
   const auto run = [&] {
     if (args.count == 0) return;
-    // A part that is too large for the room comes alone, some heads at a time.
-    const auto at_once = static_cast<int32_t>(
-        taken <= room ? s.kv_heads : std::max<int64_t>(1, room * s.kv_heads / taken));
-    for (int32_t head = 0; head < s.kv_heads; head += at_once) {
-      args.first_head = head;
-      args.score_heads = std::min(at_once, s.kv_heads - head);
-      std::array<ScoreRows, kMaxScored> its = to;
-      for (int i = 0; i < args.count; ++i) {
-        ScoreRows& rows = its[static_cast<size_t>(i)];
-        rows.rows = args.score_heads;
-        rows.to += head * rows.stride;
-      }
-      run_key_scores(args, its);
-    }
+    args.first_head = 0;
+    args.score_heads = s.kv_heads;
+    run_key_scores(args, true);
+    send_key_scores(args, to);
     args.count = 0;
     taken = queries_taken = 0;
   };
@@ -126,33 +168,29 @@ void CudaDevice::key_scores(const Matrix& q, const ops::KvView& cache,
     const int32_t seen = batch.context_len[i] - part.queries + first + 1;
     const int32_t slots = seen + queries - 1;
     const int64_t needs = s.kv_heads * score_bytes(queries * group, slots);
-    if (args.count == kMaxScored || taken + needs > room || queries_taken + queries > most_queries)
-      run();
-    int64_t token = batch.query_start[i + 1] - part.queries + first;
-    if (rotated) {
-      const Matrix rows = {const_cast<float*>(q.row(token)), queries, q.cols, q.stride};
-      const Matrix turned = {reinterpret_cast<float*>(raw_.data()) + queries_taken * q.cols,
-                             queries, q.cols, q.cols};
-      const Rows from = rows_of(rows), its = rows_of(turned);
-      check(api_.attention.rotate_heads(ctx_, &its, &from, params.heads, s.key_dim),
-            "rotate_heads");
-      token = queries_taken;
-    }
-    const auto at = static_cast<size_t>(args.count++);
-    args.of[at] = {0, 0, 0, part.sequence, static_cast<int32_t>(token), queries, seen, slots};
+    const int64_t token = batch.query_start[i + 1] - part.queries + first;
     int64_t* const sums = part.sums + (part.apart ? int64_t{first} * s.kv_heads * part.stride : 0);
-    to[at] = {nullptr, sums, s.kv_heads, slots, part.stride};
+    const ScoreRows rows = {nullptr, sums, s.kv_heads, slots, part.stride};
+    ScoredPart its{};
+    its.sequence = part.sequence;
+    its.token = static_cast<int32_t>(token);
+    its.seen = seen;
+    its.rows = static_cast<int32_t>(queries * group);
+    its.slots = slots;
+    if (args.count == kMaxScored || taken + needs > room ||
+        queries_taken + queries > most_scored_queries(q))
+      run();
+    if (needs > room || queries > most_scored_queries(q))
+      return score_in_pieces(args, q, cache, its, queries, rows);
+    its.token = scored_queries(q, cache, token, queries, queries_taken);
+    to[static_cast<size_t>(args.count)] = rows;
+    args.of[args.count++] = its;
     taken += needs;
     queries_taken += queries;
   };
   for (const ops::ScoredQueries& part : scored) {
-    const int32_t slots = batch.context_len[static_cast<size_t>(part.sequence)];
-    const int64_t fits =
-        (room - score_bytes(0, slots)) / (score_bytes(group, slots) - score_bytes(0, slots));
-    const auto each = static_cast<int32_t>(
-        part.apart ? 1 : std::clamp<int64_t>(std::min(fits, most_queries), 1, part.queries));
-    for (int32_t first = 0; first < part.queries; first += each)
-      add(part, first, std::min(each, part.queries - first));
+    const int32_t each = part.apart ? 1 : part.queries;
+    for (int32_t first = 0; first < part.queries; first += each) add(part, first, each);
   }
   run();
 }

@@ -95,7 +95,9 @@ struct ScoredBlock {
   int group;         // rows of a query
   int rows, chunks;  // of the part
   int chunk;
-  __device__ int seen(int row) const { return part.seen + (first + row) / group; }
+  __device__ int query(int row) const { return (part.first_row + first + row) / group; }
+  __device__ int head(int row) const { return (part.first_row + first + row) % group; }
+  __device__ int seen(int row) const { return part.seen + query(row); }
   // Where the scores of a row of a head are, and its chunks' softmax.
   __device__ int64_t scores_at(int head, int row) const {
     return part.scores_at +
@@ -108,7 +110,7 @@ struct ScoredBlock {
 // Grid: [row blocks * chunks of the largest part, KV heads, parts].
 __device__ __forceinline__ ScoredBlock scored_block(const KeyScoreArgs& a, int row_blocks) {
   const ScoredPart& part = a.of[blockIdx.z];
-  const int group = a.heads / a.cache.kv_heads, rows = part.queries * group;
+  const int group = a.heads / a.cache.kv_heads, rows = part.rows;
   const int first = static_cast<int>(blockIdx.x) % row_blocks * kScoreRows;
   return {part,
           first,
@@ -189,10 +191,10 @@ __global__ void __launch_bounds__(kScoreThreads)
   const int dim = a.cache.key_dim;
   wait();
   for (int i = static_cast<int>(threadIdx.x); i < kScoreRows * padded; i += kScoreThreads) {
-    const int r = i / padded, c = i % padded, row = block.first + r;
+    const int r = i / padded, c = i % padded;
     queries[i] = r < block.count && c < dim
-                     ? a.q[(block.part.token + row / block.group) * a.q_stride +
-                           (head * block.group + row % block.group) * static_cast<int64_t>(dim) + c]
+                     ? a.q[(block.part.token + block.query(r)) * a.q_stride +
+                           (head * block.group + block.head(r)) * static_cast<int64_t>(dim) + c]
                      : 0.0f;
   }
   __syncthreads();
@@ -231,7 +233,7 @@ __global__ void __launch_bounds__(kScoreThreads)
         reinterpret_cast<const RowSoftmax*>(a.chunks) + block.softmax_at(local, thread);
     RowSoftmax all = chunks[0];
     for (int c = 1; c < block.chunks; ++c) all = merged(all, chunks[c]);
-    const int head = (a.first_head + local) * block.group + (block.first + thread) % block.group;
+    const int head = (a.first_head + local) * block.group + block.head(thread);
     if (a.sinks != nullptr) all = merged(all, {a.sinks[head], 1.0f});
     totals[thread] = all;
   }
@@ -259,12 +261,11 @@ int run_key_scores(const Context& ctx, const KeyScoreArgs& a) {
       static_cast<int>(ceil_div(a.cache.key_dim, kMostPieceFeatures)) * kMostPieceFeatures;
   const size_t shared = static_cast<size_t>(kScoreRows * padded) * sizeof(float);
   if (const int error = raise_shared(key_scores_kernel<kType>, shared); error != 0) return error;
-  int queries = 0, slots = 0;
+  int rows = 0, slots = 0;
   for (int i = 0; i < a.count; ++i) {
-    queries = max(queries, a.of[i].queries);
+    rows = max(rows, a.of[i].rows);
     slots = max(slots, a.of[i].slots);
   }
-  const int64_t rows = static_cast<int64_t>(queries) * (a.heads / a.cache.kv_heads);
   const int row_blocks = static_cast<int>(ceil_div(rows, kScoreRows));
   const dim3 grid(static_cast<unsigned>(row_blocks * ceil_div(slots, kScoreChunk)),
                   static_cast<unsigned>(a.score_heads), static_cast<unsigned>(a.count));
