@@ -67,6 +67,7 @@ void fetch_keys(ops::Ops& ops, const scheduler::Eviction& e, Choice& c) {
 void choose(ops::Ops& ops, const scheduler::Eviction& e, const kv_cache::RetentionPolicy& policy,
             Choice& c, int head) {
   const auto read = [&](int of, float* keys) {
+    FRESHET_CHECK(policy.rules().reads_keys, "{} reads keys", policy.config().policy);
     if (c.keys.empty()) return ops.read_keys(c.view, e.before[c.group], of, c.slots, keys);
     const int64_t each = int64_t{c.slots} * c.view.shape.key_dim;
     std::copy_n(c.keys.data() + of * each, each, keys);

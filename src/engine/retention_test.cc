@@ -36,6 +36,20 @@ TEST(EvictionSchedule, LayersWithAWindowOrChunksKeepTheirKeys) {
   EXPECT_EQ(schedule->budgets, (std::vector<int32_t>{32, 0, 0}));
 }
 
+TEST(UsualRetention, DevicesKeepNoTokensInFourBits) {
+  EngineOptions options;
+  for (const bool on_device : {false, true}) {
+    KvCacheSpec cache = cache_of({{0, {0, 1}}});
+    options.kv_eviction = kH2oOf32;
+    EXPECT_TRUE(usual_retention(options, on_device, cache).ok());
+    options.kv_eviction = R"({"policy": "mikv", "budget": 32})";
+    const Status status = usual_retention(options, on_device, cache).status();
+    EXPECT_EQ(status.ok(), !on_device) << status.message();
+    const bool named = status.message().find("mikv needs the CPU") != std::string::npos;
+    EXPECT_EQ(named, on_device) << status.message();
+  }
+}
+
 TEST(EvictionSchedule, BudgetsByLayerNeedGroupsByLayer) {
   const KvCacheSpec cache = cache_of({{0, {0, 1, 3}}, {128, {2}}});
   EXPECT_NE(error_of(cache, kPyramidOf64).find("a server started with"), std::string::npos);

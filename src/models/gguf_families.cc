@@ -158,7 +158,7 @@ class Family : GgufKeys {
   }
 
   Status experts() {
-    if (architecture_.starts_with("qwen3")) {  // llama.cpp asks no key
+    if (architecture_.starts_with("qwen3")) {  // llama.cpp always normalises these
       if (!flag("expert_weights_norm", true))
         return unsupported("GGUF: '{}expert_weights_norm' = false is not supported", prefix_);
       set("norm_topk_prob", true);

@@ -1,5 +1,6 @@
-// What readers of GGUF files share: the metadata of one architecture, and the configuration in the
-// names of transformers that is made of it. Pure; thread-safe.
+// What the readers of GGUF families share: the metadata of one architecture, by keys without its
+// prefix, and the configuration that they make of it, in the names of transformers. Not
+// thread-safe: set() writes to the object that was given.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +34,8 @@ class GgufKeys {
     return gguf_.get_bool(prefix_ + std::string(key)).value_or(fallback);
   }
   void set(std::string_view key, json::Value value) { out_[key] = std::move(value); }
-  // The usual scale of attention's scores, for files of families that have one of their own.
+  // One over the root of the head size: for families whose config.json names the scale of scores,
+  // where the file does not.
   double usual_scale() const {
     const int64_t heads = std::max<int64_t>(1, get("attention.head_count").value_or(1));
     const int64_t hidden = get("embedding_length").value_or(1);

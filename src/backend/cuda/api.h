@@ -393,6 +393,7 @@ struct StreamApi {
   int (*elapsed)(Context*, float* milliseconds);
 };
 
+inline constexpr float kScoreUnits = 0x1p30f;  // of key_scores(), for a weight of 1
 // Queries of one sequence whose softmax weights key_scores() adds to sums[at + head * slots +
 // slot]. Their own scores go to scores[scores_at], [score_heads, rows, chunks * kScoreChunk], and
 // the softmax of each chunk to chunks[chunks_at], [score_heads, rows, chunks, 2]; rows are queries
@@ -414,7 +415,7 @@ struct KeyScoreArgs {
   int64_t table_stride;
   const float* sinks;
   float scale, softcap;
-  int64_t* sums;  // in units of 2^-30
+  int64_t* sums;  // in units of 1 / kScoreUnits
   float *scores, *chunks;
   int32_t heads;
   int32_t first_head, score_heads;  // the KV heads of this call

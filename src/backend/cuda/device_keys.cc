@@ -11,6 +11,8 @@
 namespace freshet::cuda {
 namespace {
 
+static_assert(kScoreUnits == ops::kScoreUnits);
+
 constexpr int64_t kLeastRoom = int64_t{1} << 21;  // numbers of a host room for sums
 constexpr int64_t kMostKept = int64_t{1} << 19;   // numbers of a staged list
 constexpr size_t kQueryRoom = size_t{16} << 20;   // of raw_, for rotated queries

@@ -13,7 +13,10 @@ class H2oPolicy final : public RetentionPolicy {
   H2oPolicy(const RetentionConfig& config, bool recodes)
       : RetentionPolicy(config), recodes_(recodes) {}
   RetentionRules rules() const override {
-    return {config().interval, false, config().window, true, recodes_};
+    return {.interval = config().interval,
+            .window = config().window,
+            .accumulates = true,
+            .recodes = recodes_};
   }
   void keep(const StoredKeys& keys, int head, std::span<int32_t> kept) const override {
     const auto count = static_cast<int32_t>(kept.size());

@@ -13,7 +13,7 @@ class KeyDiffPolicy final : public RetentionPolicy {
  public:
   using RetentionPolicy::RetentionPolicy;
   RetentionRules rules() const override {
-    return {config().interval, false, 0, false, false, true};
+    return {.interval = config().interval, .reads_keys = true};
   }
   void keep(const StoredKeys& keys, int head, std::span<int32_t> kept) const override {
     const auto slots = static_cast<size_t>(keys.slots), dim = static_cast<size_t>(keys.key_dim);

@@ -41,7 +41,7 @@ class PooledWindowPolicy : public RetentionPolicy {
  public:
   using RetentionPolicy::RetentionPolicy;
   RetentionRules rules() const override {
-    return {config().interval, false, config().window, false};
+    return {.interval = config().interval, .window = config().window};
   }
   void keep(const StoredKeys& keys, int head, std::span<int32_t> kept) const override {
     const auto before = static_cast<size_t>(keys.slots - config().window);

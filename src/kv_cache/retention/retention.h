@@ -29,7 +29,7 @@ struct RetentionRules {
   int32_t window = 0;        // the last queries before an eviction are scored
   bool accumulates = false;  // and all queries after the prompt; kept keys keep their sums
   bool recodes = false;      // what isn't kept stays in 4 bits (ops::CoarseTokens)
-  bool reads_keys = false;   // keep() calls StoredKeys::read
+  bool reads_keys = false;   // keep() may call StoredKeys::read
 };
 
 // A layer of one sequence at an eviction.

@@ -18,7 +18,7 @@ class RkvPolicy final : public RetentionPolicy {
  public:
   using RetentionPolicy::RetentionPolicy;
   RetentionRules rules() const override {
-    return {config().interval, false, config().window, false, false, true};
+    return {.interval = config().interval, .window = config().window, .reads_keys = true};
   }
 
   void keep(const StoredKeys& keys, int head, std::span<int32_t> kept) const override {

@@ -7,7 +7,9 @@ namespace {
 class StreamingPolicy final : public RetentionPolicy {
  public:
   using RetentionPolicy::RetentionPolicy;
-  RetentionRules rules() const override { return {config().interval, true, 0, false}; }
+  RetentionRules rules() const override {
+    return {.interval = config().interval, .in_prompt = true};
+  }
   void keep(const StoredKeys& keys, int, std::span<int32_t> kept) const override {
     const auto count = static_cast<int32_t>(kept.size());
     for (int32_t i = 0; i < count; ++i) {

@@ -8,7 +8,7 @@ namespace {
 class TovaPolicy final : public RetentionPolicy {
  public:
   using RetentionPolicy::RetentionPolicy;
-  RetentionRules rules() const override { return {config().interval, false, 1, false}; }
+  RetentionRules rules() const override { return {.interval = config().interval, .window = 1}; }
   void keep(const StoredKeys& keys, int, std::span<int32_t> kept) const override {
     std::vector<int64_t> sums(static_cast<size_t>(keys.slots));
     for (int h = 0; h < keys.kv_heads; ++h) {

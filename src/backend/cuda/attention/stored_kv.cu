@@ -14,7 +14,6 @@ namespace {
 constexpr int kScoreThreads = 256;
 constexpr int kScoreWarps = kScoreThreads / 32;
 constexpr int kScoreRows = 8;  // rows of a thread block: queries with heads of one KV head
-constexpr float kScoreUnits = 0x1p30f;
 
 // Slots hold their features in pieces of 16 bytes.
 template <CacheType kType>
@@ -110,13 +109,13 @@ struct ScoredBlock {
 // Grid: [row blocks * chunks of the largest part, KV heads, parts].
 __device__ __forceinline__ ScoredBlock scored_block(const KeyScoreArgs& a, int row_blocks) {
   const ScoredPart& part = a.of[blockIdx.z];
-  const int group = a.heads / a.cache.kv_heads, rows = part.rows;
+  const int group = a.heads / a.cache.kv_heads;
   const int first = static_cast<int>(blockIdx.x) % row_blocks * kScoreRows;
   return {part,
           first,
-          min(kScoreRows, rows - first),
+          min(kScoreRows, part.rows - first),
           group,
-          rows,
+          part.rows,
           (part.slots + kScoreChunk - 1) / kScoreChunk,
           static_cast<int>(blockIdx.x) / row_blocks};
 }
